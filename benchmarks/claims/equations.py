@@ -21,51 +21,29 @@ def one_layer(skip: float, variance: float = BUDGET) -> np.ndarray:
     return green(spectra.Network.repeated(torch.eye(1) * skip, variance, 1), "dyson").numpy()
 
 
-def printed_scalar(skip: float, variance: float) -> np.ndarray:
-    """Return m of eq. dyson-fp: the root of σ²m² − zm + a = 0 that vanishes at infinity."""
-    return (Z - np.sqrt(Z**2 - 4 * skip * variance)) / (2 * variance)
+def printed(method: str) -> np.ndarray:
+    """Return G by one of the main text's equations for one layer with the skip 1."""
+    return green(spectra.Network.repeated(torch.eye(1), BUDGET, 1), method).numpy()
 
 
-def printed_matrix(skip: float, variance: float) -> np.ndarray:
-    """Return M of eq. matrix-dyson for n = 1."""
-    m = np.full_like(Z, 0.0)
-    for height in [10.0**k for k in np.linspace(2, -9, 200)]:  # led down from a large height, as the branch is there
-        z = Z + 1j * height
-        for _ in range(50):
-            dressed = skip + variance * m
-            value = m * (z - dressed**2) - dressed
-            m = m - value / (z - dressed**2 - 2 * variance * m * dressed - variance)
-    return m
-
-
-@claim(
-    9,
-    "The scalar Dyson equation m = a/(z − σ²m) gives G = m/z",
-    "eq. dyson-fp",
-    "false",
-    "The appendix's eq. dyson_subordination is right.",
-    shows="error of G at a = 1, σ² = 0.05: {:.0%} to {:.0%}",
-    stored=(0.873, 50.01),
-    allowed=0.01,
-)
+@claim(9, "eq. dyson-fp", "false", stored=(0.873, 50.01), allowed=0.01)
 def scalar_dyson() -> tuple[float, float]:
-    truth = one_layer(1.0)
-    printed = green(spectra.Network.repeated(torch.eye(1), BUDGET, 1), "dyson-fp").numpy()
-    error = np.abs(printed / truth - 1)
+    """The scalar Dyson equation m = a/(z − σ²m) gives G = m/z
+
+    Why: The appendix's eq. dyson_subordination is right.
+    Shows: error of G at a = 1, σ² = 0.05: {:.0%} to {:.0%}
+    """
+    error = np.abs(printed("dyson-fp") / one_layer(1.0) - 1)
     return float(error.min()), float(error.max())
 
 
-@claim(
-    10,
-    "The Newton step for eq. dyson-fp divides by 1 + aσ²/(z − σ²m)²",
-    "eq. newton-scalar",
-    "false",
-    "The derivative is 1 − aσ²/(z − σ²m)²; as printed convergence is linear.",
-    shows="iterations to 10⁻¹²: as printed {:.0f}, with the right sign {:.0f}",
-    stored=(42, 4),
-    allowed=0.0,
-)
+@claim(10, "eq. newton-scalar", "false", stored=(42, 4), allowed=0.0)
 def newton_derivative() -> tuple[float, float]:
+    """The Newton step for eq. dyson-fp divides by 1 + aσ²/(z − σ²m)²
+
+    Why: The derivative is 1 − aσ²/(z − σ²m)²; as printed convergence is linear.
+    Shows: iterations to 10⁻¹²: as printed {:.0f}, with the right sign {:.0f}
+    """
     z, variance = complex(Z[2]), BUDGET
     counts = []
     for sign in (1, -1):
@@ -77,44 +55,34 @@ def newton_derivative() -> tuple[float, float]:
     return counts[0], counts[1]
 
 
-@claim(
-    11,
-    "For n = 1 the matrix equation reduces to eq. dyson-fp",
-    "prop. kronecker-collapse",
-    "false",
-    "It becomes the cubic M = (a + σ²M)/(z − (a + σ²M)²); neither is the right law.",
-    shows="a = 1, σ² = 0.05: median difference of the two solutions {:.0%}",
-    stored=1.947,
-    allowed=0.01,
-)
+@claim(11, "prop. kronecker-collapse", "false", stored=1.947, allowed=0.01)
 def matrix_equation_of_one_stream() -> float:
-    return float(np.median(np.abs(printed_matrix(1.0, BUDGET) / printed_scalar(1.0, BUDGET) - 1)))
+    """For n = 1 the matrix equation reduces to eq. dyson-fp
+
+    Why: It becomes the cubic M = (a + σ²M)/(z − (a + σ²M)²); neither is the right law.
+    Shows: a = 1, σ² = 0.05: median difference of the two solutions {:.0%}
+    """
+    scalar, resolvent = Z * printed("dyson-fp"), printed("matrix-dyson")
+    matrix = resolvent / (1 - BUDGET * resolvent)  # M = (1 + σ²M) G
+    return float(np.median(np.abs(matrix / scalar - 1)))
 
 
-@claim(
-    12,
-    "The Kronecker structure saves (p/n)³ ≈ 10⁵ at n = 4, p = 512",
-    "section 2.2",
-    "in part",
-    "It saves 2·10⁶; one layer needs only a scalar equation.",
-    shows="(512/4)³ = {:.1e}",
-    stored=2097000.0,
-    allowed=0.01,
-)
+@claim(12, "section 2.2", "in part", stored=2097000.0, allowed=0.01)
 def kronecker_saving() -> float:
+    """The Kronecker structure saves (p/n)³ ≈ 10⁵ at n = 4, p = 512
+
+    Why: It saves 2·10⁶; one layer needs only a scalar equation.
+    Shows: (512/4)³ = {:.1e}
+    """
     return (512 / 4) ** 3
 
 
-@claim(
-    13,
-    "With branch continuation Newton takes 3–5 iterations to 10⁻¹²",
-    "section 2.3",
-    "true",
-    shows="eq. dyson_subordination, bistochastic: median {:.0f}, largest {:.0f}",
-    stored=(2, 5),
-    allowed=0.0,
-)
+@claim(13, "section 2.3", "true", stored=(2, 5), allowed=0.0)
 def newton_iterations() -> tuple[float, float]:
+    """With branch continuation Newton takes 3–5 iterations to 10⁻¹²
+
+    Shows: eq. dyson_subordination, bistochastic: median {:.0f}, largest {:.0f}
+    """
     s = torch.linalg.svdvals(network("bistochastic", 1).skips[0]).square().numpy()
     g, counts = 0.1 + 0j, []
     for z in np.linspace(10, 0.01, 400) + 1j * ETA:
@@ -131,36 +99,26 @@ def newton_iterations() -> tuple[float, float]:
     return float(np.median(counts[1:])), float(max(counts[1:]))
 
 
-@claim(
-    15,
-    "The self-energy is off-diagonal, Σ₁₂ = σ² m₁₂",
-    "section F.5.5",
-    "false",
-    "It is diagonal: Σ₁₁ = σ² tr M₂₂, Σ₂₂ = σ² tr M₁₁.",
-    shows="error of G: A = I {:.0%}, A = 0 {:.0%}",
-    stored=(0.2021, 3.573),
-    allowed=0.01,
-)
+@claim(15, "section F.5.5", "false", stored=(0.2021, 3.573), allowed=0.01)
 def self_energy() -> tuple[float, float]:
     # The printed self-energy leads to eq. matrix-dyson.
-    identity = np.abs(
-        green(spectra.Network.repeated(torch.eye(1), BUDGET, 1), "matrix-dyson").numpy() / one_layer(1.0) - 1
-    )
+    """The self-energy is off-diagonal, Σ₁₂ = σ² m₁₂
+
+    Why: It is diagonal: Σ₁₁ = σ² tr M₂₂, Σ₂₂ = σ² tr M₁₁.
+    Shows: error of G: A = I {:.0%}, A = 0 {:.0%}
+    """
+    identity = np.abs(printed("matrix-dyson") / one_layer(1.0) - 1)
     nothing = np.abs(1 / Z / one_layer(0.0, 1.0) - 1)  # m₁₂ = 0 solves the printed equations
     return float(identity.max()), float(nothing.max())
 
 
-@claim(
-    20,
-    "The smoothing error of the density is O(η²)",
-    "eq. richardson",
-    "false",
-    'It is O(η): the tableau needs 2^j instead of 4^j (`refine="richardson"`).',
-    shows="error at 2η over error at η: {:.2f}; after four levels: 4^j {:.0e}, 2^j {:.0e}",
-    stored=(1.984, 0.02055, 0.0001059),
-    allowed=[0.02, 0.1, 0.1],
-)
+@claim(20, "eq. richardson", "false", stored=(1.984, 0.02055, 0.0001059), allowed=[0.02, 0.1, 0.1])
 def smoothing_order() -> tuple[float, float, float]:
+    """The smoothing error of the density is O(η²)
+
+    Why: It is O(η): the tableau needs 2^j instead of 4^j (`refine="richardson"`).
+    Shows: error at 2η over error at η: {:.2f}; after four levels: 4^j {:.0e}, 2^j {:.0e}
+    """
     asked = network("identity", 1)
     x = torch.linspace(0.6, 1.6, 41, dtype=torch.float64)
 
@@ -173,17 +131,13 @@ def smoothing_order() -> tuple[float, float, float]:
     return float((errors[0] / errors[1]).median()), float(paper), float(ours)
 
 
-@claim(
-    21,
-    "AAA recovers the density from 20–50 evaluations of G",
-    "section S.3",
-    "true if",
-    "η is 0.02; with a smaller η a deep network needs more.",
-    shows="error, bistochastic L = 10: 50 nodes, η = 0.02 {:.0e}; η = 0.001 x {:.0e}, 120 in log x {:.0e}",
-    stored=(3.177e-06, 0.02244, 0.009772),
-    allowed=[(0, 1e-2), (1e-2, 1e4), (0, 1e-1)],
-)
+@claim(21, "section S.3", "true if", stored=(3.177e-06, 0.02244, 0.009772), allowed=[(0, 1e-2), (1e-2, 1e4), (0, 1e-1)])
 def rational_fit() -> tuple[float, float, float]:
+    """AAA recovers the density from 20–50 evaluations of G
+
+    Why: η is 0.02; with a smaller η a deep network needs more.
+    Shows: error, bistochastic L = 10: 50 nodes, η = 0.02 {:.0e}; η = 0.001 x {:.0e}, 120 in log x {:.0e}
+    """
     asked = network("bistochastic", 10)
     x = np.linspace(0.01, 2.0, 400)
     return (
@@ -204,17 +158,13 @@ def _fit_error(asked: spectra.Network, count: int, x: np.ndarray, eta: np.ndarra
     return float(np.abs(-fit(x + 1j * eta).imag - truth).max() / truth.max())
 
 
-@claim(
-    22,
-    "Hutch++ with complex Gaussian unit vectors and gᵀ estimates the trace",
-    "eq. hutchpp",
-    "false",
-    "E[gᵀAg] = 0 for complex g; it needs g* and a factor N.",
-    shows="a random positive matrix of size 60, estimated over true: as printed {:.0e}, with g* and N {:.2f}",
-    stored=(-4.078e-05, 1.002),
-    allowed=[(-0.02, 0.02), 0.05],
-)
+@claim(22, "eq. hutchpp", "false", stored=(-4.078e-05, 1.002), allowed=[(-0.02, 0.02), 0.05])
 def stochastic_trace() -> tuple[float, float]:
+    """Hutch++ with complex Gaussian unit vectors and gᵀ estimates the trace
+
+    Why: E[gᵀAg] = 0 for complex g; it needs g* and a factor N.
+    Shows: a random positive matrix of size 60, estimated over true: as printed {:.0e}, with g* and N {:.2f}
+    """
     generator = torch.Generator().manual_seed(0)
     size, count = 60, 2000
     matrix = torch.randn(size, size, dtype=torch.complex128, generator=generator)
@@ -229,17 +179,13 @@ def stochastic_trace() -> tuple[float, float]:
     return float((printed / truth).real), float((right / truth).real)
 
 
-@claim(
-    23,
-    "Gauss–Hermite with 100 nodes computes an activation's moments",
-    "section L",
-    "true if",
-    "the activation is smooth and q at most about 1.",
-    shows="error of ψ: tanh, q = 1 {:.0e}, 4 {:.0e}, 100 {:.0%}; hard-tanh {:.1%}",
-    stored=(8e-10, 0.0003018, 0.881, 0.04055),
-    allowed=[(0, 1e-8), 0.1, 0.05, 0.05],
-)
+@claim(23, "section L", "true if", stored=(8e-10, 0.0003018, 0.881, 0.04055), allowed=[(0, 1e-8), 0.1, 0.05, 0.05])
 def hermite_quadrature() -> tuple[float, ...]:
+    """Gauss–Hermite with 100 nodes computes an activation's moments
+
+    Why: the activation is smooth and q at most about 1.
+    Shows: error of ψ: tanh, q = 1 {:.0e}, 4 {:.0e}, 100 {:.0%}; hard-tanh {:.1%}
+    """
     found = []
     for name, q in (("tanh", 1.0), ("tanh", 4.0), ("tanh", 100.0), ("hard_tanh", 1.0)):
         activation = ACTIVATIONS[name]
@@ -250,18 +196,14 @@ def hermite_quadrature() -> tuple[float, ...]:
     return tuple(found)
 
 
-@claim(
-    24,
-    "The pre-activation variance is q = σ_w² (v + e)",
-    "eqs. q_recursion, v_recursion",
-    "false",
-    "q = σ_w² v (+ σ_b²): e is a moment of slopes; and the skip's gain is ‖A‖_F² over np, not p.",
-    shows="mean square after 5 tanh layers: one stream as printed {:.0%} off, four a factor {:.0f}; mean field "
-    "{:.1%} off",
-    stored=(0.04057, 348.2, 0.009454),
-    allowed=[0.02, 0.02, (0, 0.03)],
-)
+@claim(24, "eqs. q_recursion, v_recursion", "false", stored=(0.04057, 348.2, 0.009454), allowed=[0.02, 0.02, (0, 0.03)])
 def signal_propagation() -> tuple[float, float, float]:
+    """The pre-activation variance is q = σ_w² (v + e)
+
+    Why: q = σ_w² v (+ σ_b²): e is a moment of slopes; and the skip's gain is ‖A‖_F² over np, not p.
+    Shows: mean square after 5 tanh layers: one stream as printed {:.0%} off, four a factor {:.0f}; mean field {:.1%}
+    off
+    """
     generator = torch.Generator().manual_seed(0)
     skips = orthogonal.sample(4, (5,), generator=generator)
     single = torch.ones(5, 1, 1, dtype=torch.float64)
@@ -285,17 +227,13 @@ def _mean_square_of_tanh_networks(skips: torch.Tensor, size: int, generator: tor
     return sum(squares) / len(squares)
 
 
-@claim(
-    25,
-    "Any activation gives the same spectrum at the same weight variance",
-    "sections 1 and 2.1",
-    "true if",
-    "each of many layers adds little noise; otherwise the distribution of slopes matters.",
-    shows="difference of G, ReLU to Gaussian, Lσ² = 1: L = 1 {:.0%}, 4 {:.1%}, 32 {:.1%}",
-    stored=(0.5593, 0.09098, 0.009837),
-    allowed=0.05,
-)
+@claim(25, "sections 1 and 2.1", "true if", stored=(0.5593, 0.09098, 0.009837), allowed=0.05)
 def universality() -> tuple[float, ...]:
+    """Any activation gives the same spectrum at the same weight variance
+
+    Why: each of many layers adds little noise; otherwise the distribution of slopes matters.
+    Shows: difference of G, ReLU to Gaussian, Lσ² = 1: L = 1 {:.0%}, 4 {:.1%}, 32 {:.1%}
+    """
     x = torch.tensor([0.1, 0.3, 0.6, 1.0, 2.0, 4.0], dtype=torch.float64)
     z = torch.complex(x, torch.full_like(x, 0.1))
     found = []

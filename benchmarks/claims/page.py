@@ -11,13 +11,7 @@ GROUPS = {
     "Manifolds and cost": (*range(31, 61), 71, 73, 75),
     "Training": (*range(61, 70), 72, 74),
 }
-WORDS = {
-    "true": "true",
-    "true if": "true if",
-    "in part": "true in part",
-    "false": "false",
-    "open": "open",
-}
+WORDS = {"true": "true", "true if": "true if", "in part": "true in part", "false": "false", "open": "open"}
 HEAD = """# Is what the paper says true?
 
 Each claim of the paper, our verdict, and the numbers behind it. Labels are the paper's ([equations.md](equations.md)

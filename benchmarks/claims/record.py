@@ -1,11 +1,13 @@
 """What is known of one claim of the paper, and the list of all of them.
 
-A claim's text, verdict and stored numbers stand beside the function that computes them: `docs/claims.md` is written
+A claim's text, verdict and stored numbers stand at the function that computes them: `docs/claims.md` is written
 from here, and the check compares with what is written here, so that page and check cannot differ.
 """
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from inspect import cleandoc
 
 VERDICTS = ("true", "true if", "in part", "false", "open")
 Numbers = tuple[float, ...]
@@ -45,28 +47,41 @@ CLAIMS: dict[int, Claim] = {}
 
 def claim(
     number: int,
-    says: str,
     where: str,
     verdict: str,
-    why: str = "",
     *,
-    shows: str = "",
-    stored: float | Numbers = (),
+    stored: float | Numbers,
     allowed: Allowed | list[Allowed] = 0.01,
     source: str = "",
 ) -> Callable[[Measure], Measure]:
-    """Register a claim; as a decorator, with the function that computes its numbers."""
+    """Register a claim; a decorator of the function that computes its numbers.
+
+    The function's docstring is what the paper says, perhaps a paragraph "Why:", and a paragraph "Shows:".
+    """
     numbers = stored if isinstance(stored, tuple) else (stored,)
     limits = tuple(allowed) if isinstance(allowed, list) else (allowed,) * len(numbers)
-    if verdict not in VERDICTS or number in CLAIMS or len(limits) != len(numbers) or (verdict != "true" and not why):
-        raise ValueError(f"claim {number} is recorded twice, or without verdict, reason or limits")
-    CLAIMS[number] = Claim(number, says, where, verdict, why, shows, numbers, limits, None, source)
 
     def register(measure: Measure) -> Measure:
-        CLAIMS[number] = replace(CLAIMS[number], measure=measure)
+        says, _, rest = cleandoc(measure.__doc__ or "").partition("\n\n")
+        parts = re.split(r"^(Why|Shows): ", rest, flags=re.MULTILINE)
+        words = {name: " ".join(text.split()) for name, text in zip(parts[1::2], parts[2::2])}
+        why, shows = words.get("Why", ""), words["Shows"]
+        _add(Claim(number, " ".join(says.split()), where, verdict, why, shows, numbers, limits, measure, source))
         return measure
 
     return register
+
+
+def claim_open(number: int, where: str, says: str, why: str, source: str = "") -> None:
+    """Register a claim that cannot be checked here."""
+    _add(Claim(number, says, where, "open", why, source=source))
+
+
+def _add(item: Claim) -> None:
+    unexplained = item.verdict != "true" and not item.why
+    if item.number in CLAIMS or item.verdict not in VERDICTS or len(item.allowed) != len(item.stored) or unexplained:
+        raise ValueError(f"claim {item.number} is recorded twice, or without verdict, reason or limits")
+    CLAIMS[item.number] = item
 
 
 def run(item: Claim) -> Numbers:

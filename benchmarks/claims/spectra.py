@@ -57,47 +57,35 @@ def sampled_distance(kind: str, depth: int, method: str | None = None) -> float:
     return curve.wasserstein(spectra.simulate(asked, 25, 100, seed=0))
 
 
-@claim(
-    4,
-    "The regularisation η moves mass away from zero, to the mode at 1",
-    "fig. scalar-vs-mc-panel",
-    "true",
-    shows="bistochastic, L = 10, below 0.1: {:.1%}; at η = 0.02 {:.1%}",
-    stored=(0.75, 0.1789),
-    allowed=0.02,
-)
+@claim(4, "fig. scalar-vs-mc-panel", "true", stored=(0.75, 0.1789), allowed=0.02)
 def smoothing_hides_the_collapse() -> tuple[float, float]:
+    """The regularisation η moves mass away from zero, to the mode at 1
+
+    Shows: bistochastic, L = 10, below 0.1: {:.1%}; at η = 0.02 {:.1%}
+    """
     asked = network("bistochastic", 10)
     grid = torch.linspace(0, 1.5, 301, dtype=torch.float64)[1:].square()
     return collapsed(asked), spectra.density(asked, grid, eta=ETA).normalised().collapsed()
 
 
-@claim(
-    5,
-    "Bistochastic skips put over 75 % of the spectral mass near 0",
-    "section 7.1",
-    "true if",
-    "the network is deep: the share tends to 1 − 1/n = 75 %. Differences between streams collapse, not weights "
-    "(docs/derivations/real_networks.md).",
-    shows="below 0.1 at L = 1, 2, 10, 50: {:.1%}, {:.1%}, {:.1%}, {:.1%}",
-    stored=(0.09241, 0.4871, 0.75, 0.75),
-    allowed=0.01,
-)
+@claim(5, "section 7.1", "true if", stored=(0.09241, 0.4871, 0.75, 0.75), allowed=0.01)
 def collapsed_share() -> tuple[float, ...]:
+    """Bistochastic skips put over 75 % of the spectral mass near 0
+
+    Why: the network is deep: the share tends to 1 − 1/n = 75 %. Differences between streams collapse, not weights
+    (docs/derivations/real_networks.md).
+    Shows: below 0.1 at L = 1, 2, 10, 50: {:.1%}, {:.1%}, {:.1%}, {:.1%}
+    """
     return tuple(collapsed(network("bistochastic", depth)) for depth in (1, 2, 10, 50))
 
 
-@claim(
-    6,
-    "Orthogonal skips cannot be told from identity skips",
-    "section 7.1",
-    "true if",
-    "the noise is isotropic; in the trained block orthogonal skips spread all directions.",
-    shows="largest difference of G at L = 10: isotropic {:.0e}; block {:.0%}",
-    stored=(5e-16, 1.267),
-    allowed=[(0, 1e-8), 0.02],
-)
+@claim(6, "section 7.1", "true if", stored=(5e-16, 1.267), allowed=[(0, 1e-8), 0.02])
 def orthogonal_against_identity() -> tuple[float, float]:
+    """Orthogonal skips cannot be told from identity skips
+
+    Why: the noise is isotropic; in the trained block orthogonal skips spread all directions.
+    Shows: largest difference of G at L = 10: isotropic {:.0e}; block {:.0%}
+    """
     read, write = torch.full((STREAMS,), 1 / STREAMS, dtype=torch.float64), torch.ones(STREAMS, dtype=torch.float64)
     found = []
     for vectors in ((None, None), (read, write)):
@@ -109,34 +97,26 @@ def orthogonal_against_identity() -> tuple[float, float]:
     return found[0], found[1]
 
 
-@claim(
-    7,
-    "With Lσ² constant the main mode stays away from 0 and infinity",
-    "fig. scalar-vs-mc-panel",
-    "true if",
-    "the skips keep norms; Gaussian skips have no such mode.",
-    shows="orthogonal, between 0.5 and 2: {:.1%} at L = 10, {:.1%} at 1000; Gaussian, root mean square: {:.1f} "
-    "at 10, {:.0e} at 100",
-    stored=(1.0, 1.0, 35.25, 1.545e16),
-    allowed=0.01,
-)
+@claim(7, "fig. scalar-vs-mc-panel", "true if", stored=(1.0, 1.0, 35.25, 1.545e16), allowed=0.01)
 def bounded_mode() -> tuple[float, ...]:
+    """With Lσ² constant the main mode stays away from 0 and infinity
+
+    Why: the skips keep norms; Gaussian skips have no such mode.
+    Shows: orthogonal, between 0.5 and 2: {:.1%} at L = 10, {:.1%} at 1000; Gaussian, root mean square: {:.1f} at 10,
+    {:.0e} at 100
+    """
     deep = (network("orthogonal", depth) for depth in (10, 1000))
     inside = [spectra.share_below(asked, 2.0) - spectra.share_below(asked, 0.5) for asked in deep]
     return (*inside, *(network("gaussian", depth).mean_square() ** 0.5 for depth in (10, 100)))
 
 
-@claim(
-    8,
-    "∫ρ = 1 to 10⁻³ at ε = 0.01",
-    "section 2.3",
-    "false",
-    "That width puts mass outside the support; η proportional to x does not (docs/results/panel.md).",
-    shows="integral over the support: identity L = 1 {:.3f}; bistochastic L = 1 {:.3f}, L = 10 {:.3f}",
-    stored=(0.9941, 0.93, 0.6225),
-    allowed=0.005,
-)
+@claim(8, "section 2.3", "false", stored=(0.9941, 0.93, 0.6225), allowed=0.005)
 def mass_on_the_support() -> tuple[float, ...]:
+    """∫ρ = 1 to 10⁻³ at ε = 0.01
+
+    Why: That width puts mass outside the support; η proportional to x does not (docs/results/panel.md).
+    Shows: integral over the support: identity L = 1 {:.3f}; bistochastic L = 1 {:.3f}, L = 10 {:.3f}
+    """
     found = []
     for kind, depth in (("identity", 1), ("bistochastic", 1), ("bistochastic", 10)):
         asked = network(kind, depth)
@@ -148,16 +128,12 @@ def mass_on_the_support() -> tuple[float, ...]:
     return tuple(found)
 
 
-@claim(
-    26,
-    "The empirical spectrum converges to the theory as N → ∞",
-    "section U",
-    "true",
-    shows="error of the mean G: N = 60 {:.1%}, 240 {:.1%}",
-    stored=(0.08918, 0.02373),
-    allowed=0.4,
-)
+@claim(26, "section U", "true", stored=(0.08918, 0.02373), allowed=0.4)
 def finite_width() -> tuple[float, ...]:
+    """The empirical spectrum converges to the theory as N → ∞
+
+    Shows: error of the mean G: N = 60 {:.1%}, 240 {:.1%}
+    """
     asked = network("bistochastic", 2)
     z = torch.tensor([0.75 + 0.05j], dtype=torch.complex128)
     truth = green(asked, z=z)
@@ -169,17 +145,13 @@ def finite_width() -> tuple[float, ...]:
     return tuple(found)
 
 
-@claim(
-    27,
-    "The operator-valued pipeline may need approximations for n ≥ 8",
-    "section 7.5",
-    "true if",
-    "the nested O(L n¹⁰) pipeline is meant; the chain is exact at O(L n³).",
-    shows="chain, n = 16, L = 10: within {:.1%} of sampled networks, {:.3f} s per point",
-    stored=(0.01845, 0.036),
-    allowed=[(0, 0.03), (0, 1)],
-)
+@claim(27, "section 7.5", "true if", stored=(0.01845, 0.036), allowed=[(0, 0.03), (0, 1)])
 def many_streams() -> tuple[float, float]:
+    """The operator-valued pipeline may need approximations for n ≥ 8
+
+    Why: the nested O(L n¹⁰) pipeline is meant; the chain is exact at O(L n³).
+    Shows: chain, n = 16, L = 10: within {:.1%} of sampled networks, {:.3f} s per point
+    """
     asked = spectra.Network.from_mixer("bistochastic", 10, BUDGET / 10, 16, seed=0)
     start = time.perf_counter()
     truth = green(asked)
@@ -189,18 +161,14 @@ def many_streams() -> tuple[float, float]:
     return float(((mean - truth) / truth).abs().max()), seconds
 
 
-@claim(
-    28,
-    "Misaligned eigenspaces accelerate the collapse",
-    "section 1",
-    "true",
-    "The second singular value falls faster; the mean logarithm of all does not.",
-    shows="log of the second singular value per layer: alone {:.2f}, repeated {:.2f}, independent {:.2f}; "
-    "below 0.1 after three layers: repeated {:.3f}, independent {:.3f}",
-    stored=(-0.7085, -1.022, -1.076, 0.666, 0.707),
-    allowed=0.01,
-)
+@claim(28, "section 1", "true", stored=(-0.7085, -1.022, -1.076, 0.666, 0.707), allowed=0.01)
 def misalignment() -> tuple[float, ...]:
+    """Misaligned eigenspaces accelerate the collapse
+
+    Why: The second singular value falls faster; the mean logarithm of all does not.
+    Shows: log of the second singular value per layer: alone {:.2f}, repeated {:.2f}, independent {:.2f}; below 0.1
+    after three layers: repeated {:.3f}, independent {:.3f}
+    """
     matrices = {
         depth: birkhoff.sample(STREAMS, (2000, depth), generator=torch.Generator().manual_seed(0)) for depth in (3, 10)
     }
@@ -217,34 +185,26 @@ def misalignment() -> tuple[float, ...]:
     return float(torch.linalg.svdvals(matrices[10])[..., 1].log().mean()), *rates, *shares
 
 
-@claim(
-    29,
-    "Rank-p projections preserve more of the spectrum than bistochastic matrices",
-    "section 7.2",
-    "true if",
-    "all layers have the same projector.",
-    shows="below 0.1 at L = 10: one projector {:.0%}, different ones {:.0%}, different bistochastic {:.0%}",
-    stored=(0.5, 0.9688, 0.75),
-    allowed=0.02,
-)
+@claim(29, "section 7.2", "true if", stored=(0.5, 0.9688, 0.75), allowed=0.02)
 def projectors() -> tuple[float, ...]:
+    """Rank-p projections preserve more of the spectrum than bistochastic matrices
+
+    Why: all layers have the same projector.
+    Shows: below 0.1 at L = 10: one projector {:.0%}, different ones {:.0%}, different bistochastic {:.0%}
+    """
     found = []
     for kind, shared in (("grassmann", True), ("grassmann", False), ("bistochastic", False)):
         found.append(sum(collapsed(network(kind, 10, shared=shared, seed=seed)) for seed in range(8)) / 8)
     return tuple(found)
 
 
-@claim(
-    30,
-    "No reparametrisation of the Birkhoff polytope escapes the collapse",
-    "section 1",
-    "true if",
-    "the skips are interior points and the network is deep; permutations, the vertices, never collapse.",
-    shows="below 0.1: permutations {:.0%}; 1 % off-diagonal mass, L = 48 {:.0%}, L = 300 {:.0%}",
-    stored=(1e-08, 0.0, 0.75),
-    allowed=[(0, 0.001), (0, 0.001), 0.01],
-)
+@claim(30, "section 1", "true if", stored=(1e-08, 0.0, 0.75), allowed=[(0, 0.001), (0, 0.001), 0.01])
 def permutations_do_not_collapse() -> tuple[float, float, float]:
+    """No reparametrisation of the Birkhoff polytope escapes the collapse
+
+    Why: the skips are interior points and the network is deep; permutations, the vertices, never collapse.
+    Shows: below 0.1: permutations {:.0%}; 1 % off-diagonal mass, L = 48 {:.0%}, L = 300 {:.0%}
+    """
     rng = np.random.default_rng(0)
     skips = torch.stack([torch.eye(STREAMS, dtype=torch.float64)[rng.permutation(STREAMS)] for _ in range(10)])
     near = torch.full((STREAMS, STREAMS), 0.01 / 3, dtype=torch.float64).fill_diagonal_(0.99)
@@ -252,19 +212,15 @@ def permutations_do_not_collapse() -> tuple[float, float, float]:
     return collapsed(spectra.Network(skips, BUDGET / 10)), shares[0], shares[1]
 
 
-@claim(
-    70,
-    "The collapse becomes a loss of capacity, spectral stalling",
-    "sections 1 and 7.1",
-    "in part",
-    "Differences between streams die out, but sublayers write into the mean of the streams, which bistochastic skips "
-    "keep, and a language model trains better with them (docs/results/which_mixer.md).",
-    shows="squared derivative of the output by sublayers' outputs, least over largest, L = 48: bistochastic {:.2f}, "
-    "orthogonal {:.4f}",
-    stored=(0.9522, 0.001565),
-    allowed=0.02,
-)
+@claim(70, "sections 1 and 7.1", "in part", stored=(0.9522, 0.001565), allowed=0.02)
 def gradients_reach_every_sublayer() -> tuple[float, ...]:
+    """The collapse becomes a loss of capacity, spectral stalling
+
+    Why: Differences between streams die out, but sublayers write into the mean of the streams, which bistochastic skips
+    keep, and a language model trains better with them (docs/results/which_mixer.md).
+    Shows: squared derivative of the output by sublayers' outputs, least over largest, L = 48: bistochastic {:.2f},
+    orthogonal {:.4f}
+    """
     read, write = torch.full((STREAMS,), 1 / STREAMS, dtype=torch.float64), torch.ones(STREAMS, dtype=torch.float64)
     ratios = []
     for kind in ("bistochastic", "orthogonal"):

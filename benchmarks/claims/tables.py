@@ -9,10 +9,10 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1]))  # for harness.py
 
 import torch
-from cost import DIM, N, count_nodes, count_operations, log_sinkhorn, read_results
+from cost import DIM, N, count_nodes, count_operations, log_sinkhorn
 from torch.profiler import ProfilerActivity, profile
 
-from harness import interleaved, saved_bytes
+from harness import interleaved, read_csv, saved_bytes
 from jpmhc import HyperConnection
 from jpmhc.manifolds import birkhoff
 from manifolds import doubly_stochastic, gradient_errors, logits, residual_and_error
@@ -81,7 +81,7 @@ def compute_table() -> str:
     cases = {"sinkhorn": "sinkhorn", "cayley": "cayley, matrix read and write", "grassmann": "grassmann"}
     stored = {
         row["case"]: row
-        for row in read_results("kernels-512")
+        for row in read_csv("kernels-512")
         if row["implementation"] == "fused" and row["what"] == "forward+backward"
     }
     rows = []

