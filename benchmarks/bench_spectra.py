@@ -7,7 +7,6 @@ Examples:
     python benchmarks/bench_spectra.py --redraw --figure docs/results/spectra_scaling.png
 """
 
-import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Literal
 import torch
 import tyro
 
-from harness import RESULTS, milliseconds, write_csv
+from harness import milliseconds, read_csv, write_csv
 from jpmhc import spectra
 
 ETA = 0.02
@@ -104,8 +103,7 @@ def main(
         redraw: Draw that plot from the file of a former run, and time nothing.
     """
     if redraw:
-        with (RESULTS / f"spectra_scaling_{device}.csv").open() as file:
-            held = list(csv.DictReader(file))
+        held = read_csv(f"spectra_scaling_{device}")
         draw({axis: [row for row in held if row["axis"] == axis] for axis in SCALING}, figure)
         return
     if only != "scaling":

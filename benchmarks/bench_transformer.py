@@ -1,7 +1,7 @@
 """What hyper-connections cost in a transformer: step time, memory, first call, and the time of one decoding step.
 
     python benchmarks/bench_transformer.py [--sizes small medium large] [--models plain cayley sinkhorn]
-        [--modes eager compiled reduce-overhead] [--peers] [--decode] [--stack]
+        [--modes eager compiled reduce-overhead] [--peers] [--decode]
 
 A byte-level GPT (pre-norm attention and MLP, in bfloat16) trains on random tokens: `small` is 16 layers of d = 384 with
 16,384 tokens a step, `medium` 6 layers of d = 2048 with 8 × 2048 tokens, `large` 3 layers of d = 4096 with 16,384.
@@ -13,7 +13,6 @@ LigerMHC (eager) and hyper-connections' mHC (eager and compiled) where they are 
 """
 
 import argparse
-import csv
 import gc
 import importlib.util
 import time
@@ -26,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jpmhc
-from harness import RESULTS, interleaved, milliseconds, write_csv, write_table
+from harness import RESULTS, interleaved, milliseconds, read_csv, write_csv, write_table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
@@ -240,56 +239,6 @@ def list_steps(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def host_microseconds(stack: jpmhc.HyperConnectionStack, x: Tensor, gradient: Tensor, prepare: Callable) -> float:
-    """Host time of one connection, forward and backward: few tokens, so that the device never makes the host wait."""
-    plain = nn.Sequential(*(block.sublayer for block in stack.connections))
-    streams, one = x.clone().requires_grad_(), x[:, 0].clone().requires_grad_()
-    whole, lines = [streams, *stack.parameters()], [one, *plain.parameters()]
-    run_stack, run_plain = prepare(stack), prepare(plain)
-    runs = (
-        lambda: torch.autograd.grad(run_stack(streams), whole, gradient),
-        lambda: torch.autograd.grad(run_plain(one), lines, gradient[:, 0]),
-    )
-    both, without = (milliseconds(run, 50, 10, DEVICE) for run in runs)
-    return (both - without) / len(stack) * 1e3
-
-
-def time_stack(modes: list[str]) -> list[dict[str, Any]]:
-    """Sixteen Cayley connections around a Linear: forward and backward, host included."""
-    rows = []
-    tokens, dim, depth = (16384, 384, 16) if DEVICE == "cuda" else (64, 32, 2)
-    for mode in modes:
-        torch.compiler.reset()
-        torch.manual_seed(0)
-        blocks = [jpmhc.HyperConnection(nn.Linear(dim, dim), dim, 4, "cayley", index=k) for k in range(depth)]
-        stack = jpmhc.HyperConnectionStack(blocks).to(DEVICE, DTYPE)
-        x = torch.randn(tokens, 4, dim, device=DEVICE, dtype=DTYPE, requires_grad=True)
-        options = {"mode": mode} if mode == "reduce-overhead" else {}
-        run = stack if mode == "eager" else torch.compile(stack, **options)
-        leaves, gradient = [x, *stack.parameters()], torch.randn_like(x)
-
-        def both(run=run, x=x, leaves=leaves, gradient=gradient) -> Any:
-            return torch.autograd.grad(run(x), leaves, gradient)
-
-        ms = milliseconds(both, repeats=20, warm_up=5, device=DEVICE)
-        rows.append({"what": f"stack of {depth}", "mode": mode, "tokens": tokens, "dim": dim, "ms": round(ms, 3)})
-        print(rows[-1], flush=True)
-        if mode != "reduce-overhead":
-            prepare = (lambda module: module) if mode == "eager" else torch.compile
-            each = host_microseconds(stack, x.detach()[:128], gradient[:128], prepare)
-            rows.append(
-                {
-                    "what": "host time of one connection",
-                    "mode": mode,
-                    "tokens": 128,
-                    "dim": dim,
-                    "ms": round(each / 1e3, 3),
-                }
-            )
-            print(rows[-1], flush=True)
-    return rows
-
-
 def time_decoding(mixers: list[str], dims: list[int]) -> list[dict[str, Any]]:
     """Write of one connection and read of the next for few tokens, without gradients."""
     rows = []
@@ -334,14 +283,12 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="other packages beside ours, where they are installed")
     parser.add_argument("--decode", nargs="*", metavar="MIXER", help="time few tokens for these mixers (none: all)")
     parser.add_argument("--dims", nargs="+", type=int, default=[2048, 4096], help="widths of the decoding table")
-    parser.add_argument("--stack", action="store_true", help="time a stack of connections around a Linear")
     parser.add_argument("--page", action="store_true", help="time nothing, write the table of the page on cost")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--folder", type=Path, default=RESULTS, help="where the CSV files go")
     arguments = parser.parse_args()
     if arguments.page:
-        with (arguments.folder / "transformer.csv").open() as file:
-            write_table(PAGE, "steps", list_steps(list(csv.DictReader(file))))
+        write_table(PAGE, "steps", list_steps(read_csv("transformer", arguments.folder)))
         return
     unknown = [m for m in arguments.models if m != "plain" and parse(m)[0] not in jpmhc.MIXERS]
     if unknown:
@@ -349,8 +296,6 @@ def main() -> None:
     if arguments.peers:
         there = [name for name, (package, _) in PEERS.items() if importlib.util.find_spec(package)]
         arguments.models += [name for name in there if DEVICE == "cuda" or name != "liger"]  # which needs CUDA
-    if arguments.stack:
-        write_csv("transformer_stack", time_stack(arguments.modes), DEVICE, arguments.folder)
     if arguments.decode is not None:
         rows = time_decoding(arguments.decode or list(jpmhc.MIXERS), arguments.dims)
         write_csv("transformer_decode", rows, DEVICE, arguments.folder)

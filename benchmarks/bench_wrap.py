@@ -41,10 +41,7 @@ class Size(NamedTuple):
     new: int
 
 
-SIZES = {
-    "tiny": Size(2, 64, 2, 128, 256, 2, 32, 8, 8),
-    "large": Size(8, 2048, 16, 5632, 32000, 4, 2048, 128, 128),
-}
+SIZES = {"tiny": Size(2, 64, 2, 128, 256, 2, 32, 8, 8), "large": Size(8, 2048, 16, 5632, 32000, 4, 2048, 128, 128)}
 
 
 def make_plain(size: Size) -> Any:

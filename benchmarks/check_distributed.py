@@ -9,19 +9,22 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from harness import write_table
-from jpmhc.experiments.models import RecursiveConfig
-from jpmhc.experiments.tasks.arc import ArcConfig
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.loop import Trainer
 from jpmhc.experiments.training.processes import join_processes
 
-PAGE = Path(__file__).parent.parent / "docs" / "results" / "reliability.md"
-STEPS = 50
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT))  # for the tests, whose run this is
+
+from tests.experiments.training.shared_run import STEPS, configuration  # noqa: E402
+
+PAGE = ROOT / "docs" / "results" / "reliability.md"
 CASES = [  # width, streams, learning rate, step of the frames
     (16, 2, 3e-3, 0.1),
     (16, 2, 1e-3, 0.1),
@@ -43,40 +46,12 @@ KINDS = [
 def configure_run(
     out: Path, case: tuple[int, int, float, float], strategy: str, compute: str, parts: int
 ) -> TrainConfig:
-    """Return a small run with puzzle vectors, Grassmann frames, clipping, decay, exploration and averaging."""
+    """Return the run of the tests with a case's sizes and rates."""
     dim, streams, lr, frame_lr = case
-    model = RecursiveConfig(
-        dim=dim,
-        heads=2,
-        inner_multiple=16,
-        puzzle_slots=2,
-        h_cycles=2,
-        l_cycles=1,
-        halt_max_steps=3,
-        halt_exploration=0.3,
-        mixer="grassmann",
-        streams=streams,
-        mixer_dynamic=False,
-        compute=compute,  # type: ignore[arg-type]
-    )
-    return TrainConfig(
-        task=ArcConfig(tasks=("25ff71a9", "a85d4709", "25d8a9c8"), augmentations=3, side=4, test_on="training"),
-        model=model,
-        steps=STEPS,
-        batch=8,
-        accumulate=parts,
-        lr=lr,
-        warmup=5,
-        decay_at=(0.8,),
-        decay_to=(0.3,),
-        clip=1.0,
-        frame_lr=frame_lr,
-        ema=0.9,
-        device="cpu",
-        strategy=strategy,  # type: ignore[arg-type]
-        out=out,
-        log_every=1,
-    )
+    run = configuration(out)
+    model = replace(run.model, dim=dim, streams=streams, compute=compute)  # type: ignore[arg-type]
+    changed = replace(run, model=model, lr=lr, frame_lr=frame_lr, accumulate=parts, checkpoint_every=STEPS)
+    return replace(changed, strategy=strategy)  # type: ignore[arg-type]
 
 
 def run_cases(folder: Path) -> None:

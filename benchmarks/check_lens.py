@@ -29,13 +29,7 @@ def train_decoder(mixer: str, steps: int) -> tuple[Decoder, Tensor]:
     torch.manual_seed(0)
     model = Decoder(
         DecoderConfig(
-            dim=64,
-            layers=6,
-            heads=4,
-            length=LENGTH,
-            vocabulary=text.manifest.vocabulary,
-            streams=4,
-            mixer=mixer,
+            dim=64, layers=6, heads=4, length=LENGTH, vocabulary=text.manifest.vocabulary, streams=4, mixer=mixer
         )
     )
     optimiser = torch.optim.AdamW(jpmhc.parameter_groups(model, 0.1), 3e-3, (0.9, 0.95))

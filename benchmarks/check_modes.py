@@ -11,7 +11,6 @@ kept alone): benchmarks/results/modes_law.csv.
 """
 
 import argparse
-import csv
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from torch import Tensor
 
 import jpmhc
 from check_trained import Stage, describe, train_language, train_mlp
-from harness import RESULTS, write_csv
+from harness import read_csv, write_csv
 from jpmhc.diagnose.methods import spectrum_of
 from jpmhc.diagnose.shared_modes import find_modes, multiply_all, split_shared
 from jpmhc.diagnose.spectrum import Spectrum
@@ -34,7 +33,6 @@ from jpmhc.experiments.comparison.language import PRESETS
 from jpmhc.manifolds import orthogonal
 from jpmhc.report.style import INK, finish_axes
 
-GROWTH = RESULTS / "modes_growth.csv"
 FIGURE = Path(__file__).parent.parent / "docs" / "results" / "modes_growth.png"
 Layers = list[tuple[Tensor, Tensor, Tensor]]
 
@@ -69,12 +67,8 @@ CASES = [
 
 def read_growth() -> dict[Case, list[dict[str, Any]]]:
     """Return the stored measurements of the cases that are finished."""
-    if not GROWTH.exists():
-        return {}
-    with GROWTH.open(newline="") as file:
-        rows = list(csv.DictReader(file))
     stored: dict[Case, list[dict[str, Any]]] = {}
-    for row in rows:
+    for row in read_csv("modes_growth"):
         case = Case(row["network"], row["arm"], int(row["depth"]), float(row["rate"]), int(row["steps"]))
         stored.setdefault(case, []).append(row)
     return stored

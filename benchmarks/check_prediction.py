@@ -61,33 +61,30 @@ def make_gates(depth: int) -> tuple[Tensor, Tensor]:
     return favoured.softmax(-1), 2 * logits.sigmoid()
 
 
-def run_network(skips: Tensor, read: Tensor, write: Tensor, mlp: spectra.MLP, seed: int) -> Tensor:
-    """Run one network and return the squared singular values of its Jacobian. [1024]
-
-    The Jacobian is carried along with the signal, norm included; float64.
-    """
+def run_network(skips: Tensor, read: Tensor, write: Tensor, mlp: spectra.MLP, width: int, seed: int) -> Tensor:
+    """Run one network and return its Jacobian, which is carried along with the signal. [n, width, n * width]"""
     generator = torch.Generator().manual_seed(seed)
-    hidden, phi = round(mlp.ratio * WIDTH), get_activation(mlp.activation)
+    streams = skips.shape[-1]
+    hidden, phi = round(mlp.ratio * width), get_activation(mlp.activation)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
-    x = normal(WIDTH)
-    x = (x / x.square().mean().sqrt()).expand(STREAMS, -1)
-    size = STREAMS * WIDTH
-    jacobian = torch.eye(size, dtype=torch.float64).view(STREAMS, WIDTH, size)
+    x = normal(width)
+    x = (x / x.square().mean().sqrt()).expand(streams, -1)
+    jacobian = torch.eye(streams * width, dtype=torch.float64).unflatten(0, (streams, width))
     for skip, r, w in zip(skips, read, write):
-        first = normal(hidden, WIDTH) * math.sqrt(mlp.scales[0] / WIDTH)
-        last = normal(WIDTH, hidden) * math.sqrt(mlp.scales[1] / hidden)
+        first = normal(hidden, width) * math.sqrt(mlp.scales[0] / width)
+        last = normal(width, hidden) * math.sqrt(mlp.scales[1] / hidden)
         u, du = r @ x, torch.einsum("j,jpc->pc", r, jacobian)
         rms = u.square().mean().sqrt()
         unit = u / rms
-        du = (du - torch.outer(unit, unit @ du) / WIDTH) / rms
+        du = (du - torch.outer(unit, unit @ du) / width) / rms
         before = first @ unit
         output, change = last @ phi.function(before), last @ (phi.derivative(before).unsqueeze(-1) * (first @ du))
         x = skip @ x + torch.outer(w, output)
         jacobian = torch.einsum("ij,jpc->ipc", skip, jacobian) + torch.einsum("i,pc->ipc", w, change)
-    return torch.linalg.svdvals(jacobian.view(size, size)).square()
+    return jacobian
 
 
 def check_case(skips: Tensor, mlp: spectra.MLP) -> tuple[dict[str, float], spectra.Density, Tensor]:
@@ -95,7 +92,8 @@ def check_case(skips: Tensor, mlp: spectra.MLP) -> tuple[dict[str, float], spect
     read, write = make_gates(len(skips))
     network = spectra.Network.prenorm(skips, read, write, mlp)
     gaussian = spectra.Network(network.skips, network.variance, read, write)
-    squares = torch.stack([run_network(skips, read, write, mlp, seed) for seed in range(NETWORKS)])
+    runs = [run_network(skips, read, write, mlp, WIDTH, seed) for seed in range(NETWORKS)]
+    squares = torch.stack([torch.linalg.svdvals(jacobian.flatten(0, 1)).square() for jacobian in runs])
     predicted = spectra.density(network)
     numbers = {"noise": float(network.variance.sum())}
     mean = float(squares.sqrt().mean())

@@ -4,40 +4,17 @@ Run `python benchmarks/check_recommendation.py`; a minute on two cores. It write
 docs/results/prediction.md and benchmarks/results/recommendation.csv.
 """
 
-import math
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 import jpmhc
+from check_prediction import run_network
 from harness import write_csv, write_table
-from jpmhc.spectra.activations import get_activation
+from jpmhc.spectra import MLP
 
 STREAMS, WIDTH, NETWORKS, DEPTHS = 4, 64, 4, (12, 48, 200)
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "prediction.md"
-
-
-def run_network(skips: Tensor, read: Tensor, write: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Run one pre-norm GELU network; return the singular values of J and of T."""
-    generator = torch.Generator().manual_seed(seed)
-    phi, hidden, size = get_activation("gelu"), 4 * WIDTH, STREAMS * WIDTH
-    x = torch.randn(WIDTH, dtype=torch.float64, generator=generator)
-    x = (x / x.square().mean().sqrt()).expand(STREAMS, -1)
-    jacobian = torch.eye(size, dtype=torch.float64).view(STREAMS, WIDTH, size)
-    for skip, r, w in zip(skips, read, write):
-        first = torch.randn(hidden, WIDTH, dtype=torch.float64, generator=generator) / math.sqrt(WIDTH)
-        last = torch.randn(WIDTH, hidden, dtype=torch.float64, generator=generator) / math.sqrt(hidden)
-        u, du = r @ x, torch.einsum("j,jpc->pc", r, jacobian)
-        rms = u.square().mean().sqrt()
-        unit = u / rms
-        before, change = first @ unit, first @ ((du - torch.outer(unit, unit @ du) / WIDTH) / rms)
-        x = skip @ x + torch.outer(w, last @ phi.function(before))
-        change = last @ (phi.derivative(before).unsqueeze(-1) * change)
-        jacobian = torch.einsum("ij,jpc->ipc", skip, jacobian) + torch.einsum("i,pc->ipc", w, change)
-    whole = jacobian.view(size, size)
-    own = jacobian.mean(0).view(WIDTH, STREAMS, WIDTH).sum(1)
-    return torch.linalg.svdvals(whole), torch.linalg.svdvals(own)
 
 
 def check_depth(depth: int) -> list[dict]:
@@ -45,8 +22,10 @@ def check_depth(depth: int) -> list[dict]:
     rows = []
     for rank, one in enumerate(jpmhc.recommend(depth, STREAMS).candidates, 1):
         network = one.network
-        runs = [run_network(network.skips, network.read, network.write, seed) for seed in range(NETWORKS)]
-        whole, own = (torch.cat([run[part] for run in runs]) for part in (0, 1))
+        layers = (network.skips, network.read, network.write)
+        runs = torch.stack([run_network(*layers, MLP("gelu"), WIDTH, seed) for seed in range(NETWORKS)])
+        whole = torch.linalg.svdvals(runs.flatten(1, 2))
+        own = torch.linalg.svdvals(runs.mean(1).unflatten(-1, (STREAMS, WIDTH)).sum(2))  # of T
         rows.append(
             {
                 "depth": depth,

@@ -10,7 +10,6 @@ Examples:
     python benchmarks/check_spectra.py accuracy --depths 2 5 --device cuda
 """
 
-import csv
 import time
 import warnings
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import numpy as np
 import torch
 import tyro
 
-from harness import RESULTS, environment, write_csv, write_table
+from harness import RESULTS, read_csv, write_csv, write_table
 from jpmhc import paper, spectra
 
 X = np.array([0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0])
@@ -158,10 +157,7 @@ def accuracy(
         device: Where to sample.
         results: Where finished cases are kept.
     """
-    rows: list[dict[str, object]] = []
-    if results.exists():
-        with results.open() as file:
-            rows = list(csv.DictReader(file))
+    rows = read_csv(results.stem, results.parent)
     done = {(str(r["mixer"]), str(r["noise"]), int(str(r["depth"])), float(str(r["total_variance"]))) for r in rows}
     cases = [
         Case(mixer, depth, total, noise)
@@ -172,18 +168,13 @@ def accuracy(
     ]
     left = [c for c in cases if (c.mixer, c.noise, c.depth, c.total) not in done]
     start = time.monotonic()
-    results.parent.mkdir(parents=True, exist_ok=True)
     for number, case in enumerate(left, 1):
         if time.monotonic() - start > 60 * minutes:
             break
-        rows.append({**measure(case, width, target, least, most, device), **environment(device)})
+        rows.append(measure(case, width, target, least, most, device))
         message = "largest error {largest_error:.2%}, simulation {largest_standard_error:.2%}, {samples} samples"
         print(f"{number}/{len(left)} {case}: {message.format(**rows[-1])}", flush=True)
-        with results.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[-1]))
-            writer.writeheader()
-            writer.writerows(rows)
-    print(f"wrote {results}")
+        write_csv(results.stem, rows, device, results.parent)
     write_table(PAGE, "accuracy", list_largest(rows))
 
 

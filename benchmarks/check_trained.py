@@ -10,7 +10,6 @@ takes about fifteen minutes on one core and writes benchmarks/results/trained.cs
 """
 
 import argparse
-import csv
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -25,10 +24,11 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import jpmhc
-from harness import RESULTS, write_csv
+from harness import read_csv, write_csv
 from jpmhc.diagnose import Diagnosis
 from jpmhc.experiments.comparison.experiment import PLAIN, configure_mixer
 from jpmhc.experiments.comparison.language import PRESETS, LanguageExperiment
+from jpmhc.experiments.demo import make_layer, make_model
 from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.models.decoder import Decoder, DecoderConfig
 from jpmhc.experiments.models.losses import row_losses
@@ -65,29 +65,10 @@ class Stage:
     between: tuple[str | None, str | None] | None = None  # ends of the map
 
 
-class Residual(nn.Module):
-    """The plain residual layer x + f(x)."""
-
-    def __init__(self, sublayer: nn.Module) -> None:
-        super().__init__()
-        self.sublayer = sublayer
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.sublayer(x)
-
-
 def train_mlp(mixer: str, dim: int, depth: int, rate: float = 2e-3, steps: int = 80) -> Iterator[Stage]:
     """Train a pre-norm MLP stack on a fixed random function, the demonstration's task."""
     torch.manual_seed(SEED)
-    layers = [
-        nn.Sequential(nn.RMSNorm(dim), nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
-        for _ in range(depth)
-    ]
-    if mixer == PLAIN:
-        model: nn.Module = nn.Sequential(*map(Residual, layers))
-    else:
-        blocks = [jpmhc.HyperConnection(layer, dim, 4, mixer, index=index) for index, layer in enumerate(layers)]
-        model = jpmhc.HyperConnectionStack(blocks, expand=True, reduce=True)
+    model, _ = make_model(mixer, [make_layer(dim) for _ in range(depth)], dim, 4)
     generator = torch.Generator().manual_seed(SEED)
     first, second = (torch.randn(dim, dim, generator=generator) / dim**0.5 for _ in range(2))
     held_out = torch.randn(1024, dim, generator=generator)
@@ -327,12 +308,8 @@ def measure_networks(names: list[str]) -> None:
                 f"{time.perf_counter() - clock:.0f} s",
                 flush=True,
             )
-    path = RESULTS / "trained.csv"
-    if set(names) != set(NETWORKS) and path.exists():
-        with path.open(newline="") as file:
-            kept = [row for row in csv.DictReader(file) if row["network"] in NETWORKS and row["network"] not in names]
-        rows = sorted([*kept, *rows], key=lambda row: list(NETWORKS).index(str(row["network"])))
-    write_csv("trained", rows)
+    kept = [row for row in read_csv("trained") if row["network"] in NETWORKS and row["network"] not in names]
+    write_csv("trained", sorted([*kept, *rows], key=lambda row: list(NETWORKS).index(str(row["network"]))))
     if set(names) == set(NETWORKS):
         draw_all(last)
 

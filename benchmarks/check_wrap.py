@@ -10,7 +10,6 @@ the next run. Exits non-zero if any is wrong.
 
 import argparse
 import copy
-import csv
 import dataclasses
 import gc
 import json
@@ -27,13 +26,12 @@ import transformers
 from torch import Tensor, nn
 
 import jpmhc
-from harness import RESULTS, write_table
+from harness import write_csv, write_table
 from jpmhc.wrap.comparison import default_inputs, floating_tensors, relative_difference
 from jpmhc.wrap.layers import wrapped_layers
 from tiny_models import FAILURES, KINDS, architectures, build
 
 PAGE = Path(__file__).parents[1] / "docs/results/wrap.md"
-TABLE = RESULTS / "wrap.csv"
 EQUAL = 1e-4  # of the largest output; ten times what rounding gave in the worst case
 APART = 1e-4  # a hundred times what rounding gives
 
@@ -154,22 +152,14 @@ def summarise(found: list[Row]) -> list[str]:
     return lines
 
 
-def write_rows(found: list[Row]) -> None:
-    """Write one line for each architecture, with the versions."""
-    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-    with TABLE.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*(field.name for field in dataclasses.fields(Row)), *versions])
-        writer.writeheader()
-        writer.writerows({**dataclasses.asdict(row), **versions} for row in found)
-    print(f"wrote {TABLE}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--only", nargs="+", default=[], help="names of architectures")
     parser.add_argument("--rows", type=Path, help="a file that keeps what was found")
-    parser.add_argument("--write", action="store_true", help=f"write {TABLE} and the counts in {PAGE}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"write benchmarks/results/wrap.csv and the counts in {PAGE}"
+    )
     options = parser.parse_args()
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     warnings.simplefilter("ignore")
@@ -191,7 +181,7 @@ def main() -> None:
         )
     print(Counter((row.kind, row.result) for row in found))
     if options.write:
-        write_rows(found)
+        write_csv("wrap", [dataclasses.asdict(row) | {"transformers": transformers.__version__} for row in found])
         write_table(PAGE, "architectures", summarise(found))
     if any(row.result == "WRONG" for row in found):
         sys.exit("some are wrong")

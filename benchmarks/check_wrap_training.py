@@ -112,10 +112,7 @@ def main() -> None:
             difference = largest_difference(model, loaded[0])
         rows.append((name, held_out_loss(model, data), difference))
         print(rows[-1], flush=True)
-    lines = [
-        "| model | loss | resumed |",
-        "|---|---|---|",
-    ]
+    lines = ["| model | loss | resumed |", "|---|---|---|"]
     lines += [f"| {name} | {loss:.4f} | {'' if gap is None else f'{gap:.0e}'} |" for name, loss, gap in rows]
     print("\n".join(lines))
     if options.write:

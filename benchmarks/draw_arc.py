@@ -16,9 +16,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from harness import RESULTS
-from jpmhc.experiments.evaluation.votes import AnsweredTest, Candidate
+from jpmhc.experiments.evaluation.decoding import bootstrap
+from jpmhc.experiments.evaluation.votes import AnsweredTest
 from jpmhc.experiments.tasks.arc import ArcConfig
 from jpmhc.report.arc_answers import draw_answers
+from jpmhc.report.run_record import to_answered
 from jpmhc.report.style import EXACT, SOFT, save_figure
 
 # Name, GPU minutes, score in percent. The paper's and TRM's minutes are estimates (arc.md).
@@ -34,7 +36,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS / "arc_decoder")
     parser.add_argument("--to", type=Path, default=Path("docs/results"))
     options = parser.parse_args()
-    answered = read_votes(options.results / "votes.json.gz")
+    votes = json.loads(gzip.decompress((options.results / "votes.json.gz").read_bytes()))
+    answered = [one for test in votes["tests"] if (one := to_answered(test)) is not None]
     compare_with_public_puzzles(answered)
     scores = [score(answered, attempts) for attempts in (1, 2)]
     for attempts, (mean, low, high) in enumerate(scores, 1):
@@ -44,21 +47,6 @@ def main() -> None:
     print(f"{minutes:.1f} minutes of one {run['environment']['device']}, {run['parameters']:,} parameters")
     print(f"wrote {draw_score(minutes, scores[1], options.to / 'arc_score.png')}")
     print(f"wrote {draw_answers(choose(answered), options.to / 'arc_answers.png')[0]}")
-
-
-def read_votes(path: Path) -> list[AnsweredTest]:
-    """Read a run's votes file."""
-    tests = json.loads(gzip.decompress(path.read_bytes()))["tests"]
-    return [
-        AnsweredTest(
-            test["task"],
-            test["test"],
-            np.array(test["input"]),
-            np.array(test["output"]),
-            [Candidate(np.array(one["grid"]), one["votes"], one["of"]) for one in test["candidates"]],
-        )
-        for test in tests
-    ]
 
 
 def compare_with_public_puzzles(answered: list[AnsweredTest]) -> None:
@@ -81,13 +69,11 @@ def solved(one: AnsweredTest, attempts: int) -> bool:
 
 def score(answered: list[AnsweredTest], attempts: int) -> tuple[float, float, float]:
     """Return the mean over tasks of the share of solved tests, and its 95 % bootstrap interval over tasks."""
-    tasks: dict[str, list[bool]] = {}
+    tasks: dict[str, list[dict[str, int | None]]] = {}
     for one in answered:
-        tasks.setdefault(one.puzzle, []).append(solved(one, attempts))
-    shares = np.array([np.mean(tests) for tests in tasks.values()])
-    drawn = np.random.default_rng(0).integers(0, len(shares), (10_000, len(shares)))
-    low, high = np.percentile(shares[drawn].mean(1), [2.5, 97.5])
-    return float(shares.mean()), float(low), float(high)
+        tasks.setdefault(one.puzzle, []).append({"rank": 1 if solved(one, attempts) else None})
+    mean = np.mean([np.mean([test["rank"] is not None for test in tests]) for tests in tasks.values()])
+    return float(mean), *bootstrap({"per_task": tasks}, 1)
 
 
 def choose(answered: list[AnsweredTest]) -> list[AnsweredTest]:

@@ -16,8 +16,9 @@ from typing import Any
 from harness import RESULTS
 from jpmhc import MIXERS
 from jpmhc.experiments.comparison.statistics import compare_means, summarize
-from jpmhc.report.charts import write_figure
+from jpmhc.report.charts import draw_figure
 from jpmhc.report.comparison import draw_differences, format_table, make_charts
+from jpmhc.report.style import save_figure
 
 LOSSES = Path(__file__).parents[1] / "src" / "jpmhc" / "diagnose" / "measured.json"
 TITLES = {
@@ -56,7 +57,7 @@ def main() -> None:
         for name, result in found.items()
     ]
     heading = "held-out loss minus that of the plain model, 95 % interval over seeds; full dots: zero is outside"
-    print(f"wrote {write_figure(charts, arguments.to / 'which_mixer.png', columns=3, heading=heading)}")
+    print(f"wrote {save_figure(draw_figure(charts, columns=3, heading=heading), arguments.to / 'which_mixer.png')}")
 
 
 def read_result(path: Path, baseline: str) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def write_losses(result: dict[str, Any], path: Path) -> Path:
 def draw_language(result: dict[str, Any], path: Path) -> Path:
     """Draw the loss of the arms without options: minus plain along training, and at the end by learning rate."""
     _, differences, rates, *_ = make_charts(without_options(result))
-    return write_figure([differences, rates], path, shared_legend=True)
+    return save_figure(draw_figure([differences, rates], shared_legend=True), path)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,7 @@
 import csv
 import os
 import platform
-import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +12,9 @@ from typing import Any
 
 import numpy
 import torch
+
+import jpmhc
+from jpmhc.experiments.training.log import find_commit
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -77,27 +78,26 @@ def environment(device: str = "cpu") -> dict[str, Any]:
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "numpy": numpy.__version__,
-        "commit": _commit(),
+        # where there is no git, GIT_COMMIT names the commit
+        "commit": os.environ.get("GIT_COMMIT") or find_commit(Path(jpmhc.__file__).parent) or "unknown",
     }
 
 
-def _commit() -> str:
-    """The tree's commit, with a plus if its source was changed since; `GIT_COMMIT` says it where there is no git."""
-    if os.environ.get("GIT_COMMIT"):
-        return os.environ["GIT_COMMIT"]
-    if shutil.which("git") is None:
-        return "unknown"
-    here = Path(__file__).parent
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=here, capture_output=True, text=True)
-    dirty = subprocess.run(["git", "status", "--porcelain", "../src"], cwd=here, capture_output=True, text=True)
-    return (commit.stdout.strip() or "unknown") + ("+" if dirty.stdout.strip() else "")
+def read_csv(name: str, folder: Path = RESULTS) -> list[dict[str, Any]]:
+    """Read the rows that `write_csv` wrote; none if there is no such file."""
+    path = folder / f"{name}.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def write_csv(name: str, rows: Sequence[dict[str, Any]], device: str = "cpu", folder: Path = RESULTS) -> Path:
-    """Write rows with the environment beside each number, and say where."""
+    """Write rows with the environment beside each number, and say where; rows that were read keep their own."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.csv"
-    rows = [{**row, **environment(device)} for row in rows]
+    here = environment(device)
+    rows = [{**row, **here, **row} for row in rows]
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()

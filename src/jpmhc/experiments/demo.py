@@ -144,8 +144,8 @@ def train_once(config: DemoConfig, name: str, seed: int) -> DemoRun:
     """Train the stack with one mixer ("plain": none) and one seed, and return the measurements."""
     with use_threads(1):
         torch.manual_seed(config.seed + seed)
-        layers = [_make_layer(config.dim) for _ in range(config.depth)]  # the same weights for all mixers of a seed
-        model, connections = _make_model(config, name, layers)
+        layers = [make_layer(config.dim) for _ in range(config.depth)]  # the same weights for all mixers of a seed
+        model, connections = make_model(name, layers, config.dim, config.streams)
         outcome = DemoRun(name, seed)
         examples = torch.randn(16, config.dim, generator=torch.Generator().manual_seed(config.seed))
         outcome.start = _skip_products(connections, examples).mean(0).tolist()
@@ -171,19 +171,18 @@ class _Residual(nn.Module):
         return x + self.layer(x)
 
 
-def _make_layer(dim: int) -> nn.Module:
+def make_layer(dim: int) -> nn.Module:
+    """Return a layer of the stack: a pre-norm MLP without its residual connection."""
     return nn.Sequential(nn.RMSNorm(dim), nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
 
 
-def _make_model(
-    config: DemoConfig, name: str, layers: list[nn.Module]
+def make_model(
+    name: str, layers: list[nn.Module], dim: int, streams: int
 ) -> tuple[nn.Module, list[jpmhc.HyperConnection]]:
     """Return the model, which takes hidden states [..., dim], and a list of its hyper-connections."""
     if name == PLAIN:
         return nn.Sequential(*map(_Residual, layers)), []
-    connections = [
-        jpmhc.HyperConnection(layer, config.dim, config.streams, name, index=k) for k, layer in enumerate(layers)
-    ]
+    connections = [jpmhc.HyperConnection(layer, dim, streams, name, index=k) for k, layer in enumerate(layers)]
     return jpmhc.HyperConnectionStack(connections, expand=True, reduce=True), connections
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from jpmhc.experiments.evaluation.votes import AnsweredTest, Candidate
+from jpmhc.experiments.training.config import flatten_fields
 from jpmhc.files import JsonObject, NotJson, parse_json, read_json_object
 
 
@@ -116,12 +117,12 @@ def _read_votes(folder: Path) -> tuple[list[AnsweredTest], list[str]]:
     content = read_json_object(files[-1])
     if content.get("format") != "jpmhc votes 1" or not isinstance(content.get("tests"), list):
         return [], [f"{files[-1].name} does not hold votes that this version reads, and was left out"]
-    tests = [answered for test in content["tests"] if (answered := _to_answered(test)) is not None]
+    tests = [answered for test in content["tests"] if (answered := to_answered(test)) is not None]
     lost = len(content["tests"]) - len(tests)
     return tests, [f"{lost} tests of {files[-1].name} are damaged, and were left out"] if lost else []
 
 
-def _to_answered(test: JsonObject) -> AnsweredTest | None:
+def to_answered(test: JsonObject) -> AnsweredTest | None:
     """Return one test of a votes file; None if the test is damaged."""
     try:
         candidates = [Candidate(_to_grid(one["grid"]), int(one["votes"]), int(one["of"])) for one in test["candidates"]]
@@ -140,10 +141,7 @@ def _to_grid(cells: list[list[int]]) -> np.ndarray:
     return grid.astype(np.uint8)
 
 
-def flatten_options(config: JsonObject, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the name and value of every option of a configuration as text, such as ("model.dim", "64")."""
-    for name, value in config.items():
-        if isinstance(value, dict):
-            yield from flatten_options(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value)
+def flatten_options(config: JsonObject) -> dict[str, str]:
+    """Return the value of every option of a configuration as text, such as {"model.dim": "64"}."""
+    options = flatten_fields(config)
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in options.items()}
