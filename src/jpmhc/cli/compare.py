@@ -10,13 +10,12 @@ import tyro
 from jpmhc import checks
 from jpmhc.cli.command import Field, Form, make_option_form, parse_and_call, read_option_form
 from jpmhc.cli.train import defaults_in, make_run_form, model_field, value_of
-from jpmhc.experiments.comparison.arc_decoder import DECIDED as ARC_DECODER_DECIDED
 from jpmhc.experiments.comparison.arc_decoder import ArcDecoderExperiment
 from jpmhc.experiments.comparison.comparison import Comparison
 from jpmhc.experiments.comparison.comparison import compare as train_and_compare
 from jpmhc.experiments.comparison.experiment import Experiment, Job, Progress
 from jpmhc.experiments.comparison.language import PRESETS, LanguageExperiment
-from jpmhc.experiments.comparison.recursive import DECIDED, RecursiveExperiment
+from jpmhc.experiments.comparison.recursive import RecursiveExperiment
 from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.language import prepare_tokens
 from jpmhc.experiments.training.arc_decoder import ArcDecoderRun
@@ -45,10 +44,12 @@ def main(words: Sequence[str]) -> None:
         form, read = _language_form(PRESETS[value_of("--preset", words, PRESETS) or "27m"])
         arms, experiment = _LANGUAGE_ARMS, LanguageExperiment
     elif kind == _ARC_DECODER:
-        form, read = _arc_decoder_form(DECODERS[value_of("--preset", words, DECODERS) or _ARC_DECODER])
+        form, read = _run_form(DECODERS[value_of("--preset", words, DECODERS) or _ARC_DECODER], ArcDecoderExperiment)
         arms, experiment = _LANGUAGE_ARMS, ArcDecoderExperiment
     else:
-        form, read = _recursive_form(defaults_in([*words, "--task.kind", kind]))
+        default = defaults_in([*words, "--task.kind", kind])
+        model = dataclasses.replace(default.model, streams=max(default.model.streams, 4))
+        form, read = _run_form(dataclasses.replace(default, model=model), RecursiveExperiment, "seed")
         arms, experiment = Comparison.arms, RecursiveExperiment
     parse_and_call(compare_with_form(form, read, arms, experiment), "jpmhc compare", words)
 
@@ -56,13 +57,9 @@ def main(words: Sequence[str]) -> None:
 def compare_with_form(
     form: Form, read: Reader, arms: tuple[str, ...], experiment: type[Experiment]
 ) -> Callable[..., None]:
-    """Return the function of `jpmhc compare` with the options of one task.
+    """Return the function of `jpmhc compare` with the options of one task and its default arms.
 
-    Args:
-        form: The task's options with their defaults.
-        read: Turns the form with the parsed options into an experiment.
-        arms: The default of --arms, the compared variants of the model.
-        experiment: The class of the experiment that `read` returns.
+    `read` turns the form with the parsed options into an experiment of the class `experiment`.
     """
     own: Any = type(form)
 
@@ -167,18 +164,15 @@ def _language_form(default: LanguageExperiment) -> tuple[Form, Reader]:
     return form, read
 
 
-def _arc_decoder_form(default: ArcDecoderRun) -> tuple[Form, Reader]:
-    own = [name for name in ARC_DECODER_DECIDED if name != "preset"]
-    form = make_run_form(default, {}, _fixed(default.model, "mixer"), **_fixed(default, *own, "lr"))
-    return form, lambda run, say: ArcDecoderExperiment(read_option_form(run))
-
-
-def _recursive_form(default: TrainConfig) -> tuple[Form, Reader]:
-    streams = max(default.model.streams, 4)
-    default = dataclasses.replace(default, model=dataclasses.replace(default.model, streams=streams))
-    task, model = _fixed(default.task, "seed"), _fixed(default.model, "mixer")
-    form = make_run_form(default, task, model, **_fixed(default, *DECIDED, "lr"))
-    return form, lambda run, say: RecursiveExperiment(read_option_form(run))
+def _run_form(
+    default: TrainConfig | ArcDecoderRun, experiment: type[ArcDecoderExperiment | RecursiveExperiment], *task: str
+) -> tuple[Form, Reader]:
+    """Return the form of a run that an experiment repeats; the experiment decides the options `task` of the task."""
+    own = [name for name in experiment.decided if name != "preset"]
+    form = make_run_form(
+        default, _fixed(default.task, *task), _fixed(default.model, "mixer"), **_fixed(default, *own, "lr")
+    )
+    return form, lambda run, say: experiment(read_option_form(run))
 
 
 def _fixed(default: object, *names: str) -> dict[str, Field]:

@@ -2,10 +2,10 @@
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -18,17 +18,14 @@ from jpmhc.experiments.comparison.experiment import (
     Run,
     Session,
     Show,
-    change_settings,
-    configure_mixer,
     make_run,
 )
 from jpmhc.experiments.evaluation.decoding import SUBMISSIONS, score_decoder
+from jpmhc.experiments.models.arc_decoder import ArcDecoderConfig
 from jpmhc.experiments.training import arc_decoder
 from jpmhc.experiments.training.arc_decoder import CHECKPOINT, ArcDecoderRun, PackedLoss, Training
 from jpmhc.experiments.training.progress import Display
 
-# Settings that a comparison decides itself, or that do not change the outcome of a run.
-DECIDED = ("preset", "seed", "device", "out", "resume", "minutes")
 _METRICS = {"lm_loss": "loss", "pass@1": "pass@1", "pass@2": "pass@2", "exact_accuracy": "exact_accuracy"}
 
 
@@ -39,6 +36,9 @@ class ArcDecoderExperiment(Experiment):
     run: ArcDecoderRun = field(default_factory=lambda: ArcDecoderRun())
     """The run that is repeated; its seed decides the initial weights, the order of pairs and each epoch's variants."""
 
+    # Settings that a comparison decides itself, or that do not change the outcome of a run.
+    decided: ClassVar[tuple[str, ...]] = ("preset", "seed", "device", "out", "resume", "minutes")
+
     def settings(self) -> dict[str, object]:
         fields = json.loads(self.run.to_json())
         del fields["model"]["mixer"], fields["model"]["streams"], fields["lr"]
@@ -46,24 +46,14 @@ class ArcDecoderExperiment(Experiment):
         for name in (*self.run.task.file_options, "version"):
             del fields["task"][name]
         fields["task"] = {"kind": "arc", **fields["task"]}
-        return {name: value for name, value in fields.items() if name not in DECIDED}
-
-    def default_rate(self) -> float:
-        return self.run.lr
+        return {name: value for name, value in fields.items() if name not in self.decided}
 
     def count_steps(self, arm: str) -> int:
         """Return the number of epochs; optimiser steps cannot be counted before the puzzles are read."""
-        return self.configure(arm).epochs
+        return int(self.configure(arm).epochs)
 
-    def configure(self, arm: str) -> ArcDecoderRun:
-        """Return the settings of one arm's run; the arm's options change settings of the run or of the model."""
-        mixer, options = self.split_arm(arm)
-        names = {f.name for f in dataclasses.fields(self.run)} - {"task", "model", *DECIDED}
-        own = {name: text for name, text in options.items() if name in names}
-        run: ArcDecoderRun = change_settings(self.run, own, arm)
-        model = configure_mixer(run.model if mixer == PLAIN else dataclasses.replace(run.model, streams=4), mixer)
-        rest = {name: text for name, text in options.items() if name not in own}
-        return dataclasses.replace(run, model=change_settings(model, rest, arm))
+    def set_mixer(self, model: ArcDecoderConfig, mixer: str) -> ArcDecoderConfig:
+        return super().set_mixer(model if mixer == PLAIN else dataclasses.replace(model, streams=4), mixer)
 
     def open(self, device: torch.device) -> Session:
         return ArcDecoderSession(self, device)
@@ -91,17 +81,10 @@ class ArcDecoderSession:
         run = dataclasses.replace(self.experiment.configure(job.arm), seed=job.seed, lr=job.learning_rate)
         training = Training(run, self.arc, self.device, self.compiled)
         self.compiled = training.loss
-        checkpoint, saved = folder / CHECKPOINT, time.monotonic()
+        checkpoint = folder / CHECKPOINT
         if checkpoint.exists():
             training.load(checkpoint)
         paces: list[float] = []
-
-        def stop_or_save() -> bool:
-            nonlocal saved
-            if not stop() and time.monotonic() - saved > 60 * run.save_minutes:
-                training.save(checkpoint)
-                saved = time.monotonic()
-            return stop()
 
         def report(progress: arc_decoder.Progress) -> None:
             pace = None
@@ -113,12 +96,11 @@ class ArcDecoderSession:
             show(job, Progress(step, run.epochs, progress.loss, pace))
             self.display.show(str(job), progress.epoch, run.epochs, arc_decoder.summarize(progress))
 
-        training.train(stop_or_save, report)
+        training.train(stop, report, lambda: training.save(checkpoint))
+        training.save(checkpoint)  # also in case answering is interrupted
         if not training.finished:
-            training.save(checkpoint)
             return None
         self.display.finish(str(job))
-        training.save(checkpoint)  # in case answering is interrupted
         score = score_decoder(training.model, self.arc, run.evaluate_variants, 0, run.slots, self.display, stop)
         if score is None:
             return None

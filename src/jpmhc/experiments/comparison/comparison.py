@@ -68,7 +68,7 @@ class Comparison:
     @property
     def rates(self) -> tuple[float, ...]:
         """The learning rates, or the experiment's default if none is named."""
-        return self.learning_rates or (self.experiment.default_rate(),)
+        return self.learning_rates or (self.experiment.run.lr,)
 
 
 class Result(TypedDict):
@@ -81,16 +81,11 @@ class Result(TypedDict):
 
 
 def compare(
-    comparison: Comparison,
-    show: Show = lambda job, progress: None,
-    say: Callable[[str], None] = lambda line: None,
+    comparison: Comparison, show: Show = lambda job, progress: None, say: Callable[[str], None] = lambda line: None
 ) -> Result:
     """Train the missing runs, and write the results to `comparison.json` after every run.
 
-    Args:
-        comparison: The comparison.
-        show: Called with a job and its progress.
-        say: Called with a sentence about each finished run.
+    `show` is called with a job and its progress, and `say` with a sentence about each finished run.
     """
     deadline = None if comparison.minutes is None else time.monotonic() + 60 * comparison.minutes
     out = comparison.out

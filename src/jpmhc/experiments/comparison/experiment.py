@@ -84,13 +84,9 @@ class Session(Protocol):
     """One process that trains jobs one after the other, and may reuse a compiled model for the next job."""
 
     def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
-        """Start or resume a job, and return its run; None if `stop` interrupted it.
+        """Start or resume a job, and return its run; None if `stop`, which is called every few steps, interrupted it.
 
-        Args:
-            job: The job.
-            folder: The job's folder for checkpoints, which the caller removes after the run.
-            stop: Called every few steps; if it returns True, the run saves a checkpoint and stops.
-            show: Called now and then with the run's progress.
+        An interrupted run leaves a checkpoint in `folder`, which the caller removes after the run.
         """
         ...
 
@@ -98,16 +94,28 @@ class Session(Protocol):
 class Experiment(ABC):
     """The settings that all runs of a comparison share; subclasses are frozen dataclasses."""
 
-    plain_arms: ClassVar[tuple[str, ...]] = (PLAIN,)
-    """The arms without a mixer."""
+    run: Any  # the settings that all runs repeat, with their learning rate `lr` and their `model`
+    decided: ClassVar[tuple[str, ...]]  # settings of a run that arms cannot change
+    plain_arms: ClassVar[tuple[str, ...]] = (PLAIN,)  # the arms without a mixer
 
     @abstractmethod
     def settings(self) -> dict[str, object]:
         """Return all settings that decide a run's outcome except arm, learning rate and seed, ready for JSON."""
 
-    @abstractmethod
     def configure(self, arm: str) -> Any:
-        """Return the settings of one arm's runs; raise a ValueError for an arm that these settings cannot train."""
+        """Return the settings of one arm's runs, in which the arm's options replace settings of the run or its model.
+
+        Raises a ValueError for an arm that these settings cannot train.
+        """
+        mixer, options = self.split_arm(arm)
+        fixed = {"preset", "task", "model", "lr", *self.decided}
+        own = {f.name for f in dataclasses.fields(self.run)} & options.keys() - fixed
+        run = change_settings(self.run, {name: options.pop(name) for name in own}, arm)
+        return dataclasses.replace(run, model=change_settings(self.set_mixer(run.model, mixer), options, arm))
+
+    def set_mixer(self, model: Any, mixer: str) -> Any:
+        """Return the configuration of an arm's model, before the arm's options."""
+        return configure_mixer(model, mixer)
 
     def check(self, arms: Sequence[str]) -> None:
         """Raise a ValueError for an arm that these settings cannot train."""
@@ -122,13 +130,9 @@ class Experiment(ABC):
             checks.choice(mixer, (*cls.plain_arms, *MIXERS), "mixer")
         return mixer, options
 
-    @abstractmethod
-    def default_rate(self) -> float:
-        """Return the learning rate for comparisons that name no learning rates."""
-
-    @abstractmethod
     def count_steps(self, arm: str) -> int:
         """Return the number of steps of an arm's runs."""
+        return int(self.configure(arm).steps)
 
     @abstractmethod
     def open(self, device: torch.device) -> Session:
@@ -196,16 +200,19 @@ def configure_mixer(config: Config, mixer: str) -> Config:
     return dataclasses.replace(config, mixer=ConnectionConfig.mixer, streams=ConnectionConfig.streams, **plain)
 
 
-def average_stretches(values: Sequence[float], count: int = POINTS) -> tuple[list[int], list[float]]:
-    """Split a list into at most `count` stretches, and return the index after each stretch and its mean.
+def thin_curves(steps: Sequence[float], count: int = POINTS, **curves: Sequence[float]) -> Curves:
+    """Split curves into at most `count` stretches, and return the last step and the mean value of each stretch.
 
-    >>> average_stretches([1.0, 3.0, 5.0, 7.0, 10.0], 3)
-    ([2, 4, 5], [2.0, 6.0, 10.0])
+    >>> thin_curves([1, 2, 3, 4, 5], 3, loss=[1.0, 3.0, 5.0, 7.0, 10.0])
+    {'step': [2, 4, 5], 'loss': [2.0, 6.0, 10.0]}
     """
-    size = max(1, -(-len(values) // count))
-    starts = range(0, len(values), size)
-    parts = [values[start : start + size] for start in starts]
-    return [start + len(part) for start, part in zip(starts, parts)], [sum(part) / len(part) for part in parts]
+    size = max(1, -(-len(steps) // count))
+
+    def cut(values: Sequence[float]) -> list[Sequence[float]]:
+        return [values[start : start + size] for start in range(0, len(values), size)]
+
+    means = {name: [sum(part) / len(part) for part in cut(values)] for name, values in curves.items()}
+    return {"step": [part[-1] for part in cut(steps)], **means}
 
 
 def append_values(curves: Curves, step: int, values: Mapping[str, float]) -> None:

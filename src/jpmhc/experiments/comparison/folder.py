@@ -12,20 +12,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
+from torch.utils._pytree import tree_map
+
 from jpmhc import files
 from jpmhc.experiments.comparison.experiment import Job, Run, sort_options
 from jpmhc.experiments.training.config import flatten_fields
 
 
 def open_folder(out: Path, settings: dict[str, object]) -> None:
-    """Write the settings of a new comparison; raise a ValueError if the folder belongs to something else.
-
-    Args:
-        out: The folder, which is created if it does not exist.
-        settings: The settings that all runs of the folder must share.
-    """
+    """Write the settings that all runs share into a new folder; raise a ValueError if it belongs to something else."""
     path = out / "settings.json"
-    settings = _as_read(settings)
+    settings = json.loads(json.dumps(tree_map(_round, settings), default=str))  # as it is when it is read again
     if path.exists():
         refuse_other_settings(out, read_settings(out), settings)
     elif out.exists() and any(not path.name.startswith(".") for path in out.iterdir()):
@@ -113,19 +110,10 @@ def _read_json(path: Path, advice: str) -> dict[str, object]:
 
 def write_rounded(path: Path, value: Mapping[str, object]) -> None:
     """Write a JSON file with numbers of seven digits; numbers that are not finite become null."""
-    files.write_json(path, _round_numbers(value))
+    files.write_json(path, tree_map(_round, value))
 
 
-def _as_read(value: dict[str, object]) -> dict[str, object]:
-    """Return the value as it is after being written to JSON and read again."""
-    return json.loads(json.dumps(_round_numbers(value), default=str))
-
-
-def _round_numbers(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {name: _round_numbers(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_round_numbers(inner) for inner in value]
-    if isinstance(value, float):
-        return float(f"{value:.7g}") if math.isfinite(value) else None
-    return value
+def _round(value: object) -> object:
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.7g}") if math.isfinite(value) else None

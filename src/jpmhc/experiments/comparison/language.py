@@ -23,20 +23,13 @@ from jpmhc.experiments.comparison.experiment import (
     Session,
     Show,
     append_values,
-    average_stretches,
-    change_settings,
     configure_mixer,
     make_run,
     summarize_mixing,
+    thin_curves,
 )
 from jpmhc.experiments.models.decoder import MULTIPLE, Decoder, DecoderConfig, count_parameters
-from jpmhc.experiments.tasks.language import (
-    cut_rows,
-    draw_rows,
-    read_manifest,
-    read_tokens,
-    refuse_second_reading,
-)
+from jpmhc.experiments.tasks.language import cut_rows, draw_rows, read_manifest, read_tokens, refuse_second_reading
 from jpmhc.experiments.training.mixing import mixing_statistics
 from jpmhc.files import replacing
 from jpmhc.mixers import MIXERS
@@ -87,7 +80,13 @@ class LanguageExperiment(Experiment):
     compile: Literal["auto", "no", "default", "reduce-overhead"] = "auto"
     """Mode of torch.compile; auto means default on CUDA and no elsewhere."""
 
+    decided: ClassVar[tuple[str, ...]] = ("tokens", "betas", "compile")
     plain_arms: ClassVar[tuple[str, ...]] = (PLAIN, WIDE, LONG)
+
+    @property
+    def run(self) -> "LanguageExperiment":
+        """The experiment, which holds the settings of a run itself."""
+        return self
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -115,23 +114,15 @@ class LanguageExperiment(Experiment):
             own = self.configure(arm)
             refuse_second_reading(available, own.steps, own.batch, own.model.length, own.epochs)
 
-    def default_rate(self) -> float:
-        return self.lr
-
-    def count_steps(self, arm: str) -> int:
-        return self.configure(arm).steps
-
     def configure(self, arm: str) -> "LanguageExperiment":
-        """Return the experiment with the model and options of one arm."""
-        mixer, options = self.split_arm(arm)
-        own = {name: text for name, text in options.items() if name in _OPTIONS}
-        changed: LanguageExperiment = change_settings(self, own, arm)
-        vocabulary = read_manifest(self.tokens).vocabulary
-        model = dataclasses.replace(changed.model, vocabulary=vocabulary)
-        model = _widen(model) if mixer == WIDE else configure_mixer(model, PLAIN if mixer == LONG else mixer)
-        model = change_settings(model, {name: text for name, text in options.items() if name not in own}, arm)
-        steps = round(changed.steps * changed.time_factor) if mixer == LONG else changed.steps
-        return dataclasses.replace(changed, model=model, steps=steps)
+        run: LanguageExperiment = super().configure(arm)
+        if self.split_arm(arm)[0] == LONG:
+            return dataclasses.replace(run, steps=round(run.steps * run.time_factor))
+        return run
+
+    def set_mixer(self, model: DecoderConfig, mixer: str) -> DecoderConfig:
+        model = dataclasses.replace(model, vocabulary=read_manifest(self.tokens).vocabulary)
+        return _widen(model) if mixer == WIDE else configure_mixer(model, PLAIN if mixer == LONG else mixer)
 
     def open(self, device: torch.device) -> Session:
         return LanguageSession(self, device)
@@ -154,9 +145,6 @@ class LanguageExperiment(Experiment):
         rest = [{**group, "params": [p for p in group["params"] if id(p) not in hidden]} for group in groups]
         muon = torch.optim.Muon(matrices, rate, self.weight_decay, adjust_lr_fn="match_rms_adamw")
         return [muon, torch.optim.AdamW(rest, rate, self.betas, fused=fused)]
-
-
-_OPTIONS = {f.name for f in dataclasses.fields(LanguageExperiment)} - {"tokens", "model", "lr", "betas", "compile"}
 
 
 def _widen(config: DecoderConfig) -> DecoderConfig:
@@ -309,8 +297,7 @@ class _Training:
 
     def _describe(self, diverged: int | None) -> Run:
         losses, norms = self.history[:, : self.step].tolist()
-        ends, losses = average_stretches(losses)
-        train: Curves = {"step": list(map(float, ends)), "loss": losses, "gradient_norm": average_stretches(norms)[1]}
+        train = thin_curves([float(step + 1) for step in range(self.step)], loss=losses, gradient_norm=norms)
         pace = sorted(self.paces)[len(self.paces) // 2] if self.paces else None
         return make_run(
             self.job,

@@ -21,16 +21,9 @@ _MARGIN = 1.05  # safety factor of estimated times
 class Queue:
     """The missing runs of a comparison: first all arms with the first learning rate, then other rates, then seeds.
 
-    The first seed is trained with every learning rate, the other seeds with the arm's best learning rate.
-
-    Args:
-        arms: The arms, the most important first.
-        rates: The learning rates, the most important first.
-        seeds: The seeds, the most important first.
-        losses: The final losses of finished runs; infinite if they diverged.
-        count_steps: Returns the number of steps of an arm.
-        deadline: The clock's time at which all runs must have ended. None: no limit.
-        clock: Returns the time in seconds.
+    The first seed is trained with every learning rate, the other seeds with the arm's best learning rate. Arms, rates
+    and seeds are in the order of their importance. `losses` are the final losses of finished runs, infinite if they
+    diverged. All runs must have ended at the clock's time `deadline`.
     """
 
     def __init__(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -19,11 +20,9 @@ from jpmhc.experiments.comparison.experiment import (
     Session,
     Show,
     append_values,
-    average_stretches,
-    change_settings,
-    configure_mixer,
     make_run,
     summarize_mixing,
+    thin_curves,
 )
 from jpmhc.experiments.training import checkpoint
 from jpmhc.experiments.training.config import TrainConfig
@@ -32,8 +31,6 @@ from jpmhc.experiments.training.loop import Trainer
 from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.progress import Display
 
-# Settings that a comparison decides itself, among them the folder of a run.
-DECIDED = ("out", "resume", "stop_at", "seed", "device", "strategy", "keep", "checkpoint_every")
 _SCORES = {"lm_loss": "loss", "exact_accuracy": "exact_accuracy", "token_accuracy": "token_accuracy"}
 
 
@@ -44,6 +41,9 @@ class RecursiveExperiment(Experiment):
     run: TrainConfig = field(default_factory=TrainConfig)
     """The run that is repeated; its seed decides the initial weights, the puzzles and their order."""
 
+    # Settings that a comparison decides itself, among them the folder of a run.
+    decided: ClassVar = ("out", "resume", "stop_at", "seed", "device", "strategy", "keep", "checkpoint_every")
+
     def __post_init__(self) -> None:
         if self.run.model.streams < 2:
             raise ValueError("a comparison of mixers needs at least 2 streams")
@@ -51,20 +51,7 @@ class RecursiveExperiment(Experiment):
     def settings(self) -> dict[str, object]:
         fields = json.loads(self.run.to_json())
         del fields["task"]["seed"], fields["model"]["mixer"], fields["lr"]
-        return {name: value for name, value in fields.items() if name not in DECIDED}
-
-    def default_rate(self) -> float:
-        return self.run.lr
-
-    def count_steps(self, arm: str) -> int:
-        return self.run.steps
-
-    def configure(self, arm: str) -> TrainConfig:
-        """Return the settings of one arm's run; the arm's options change settings of the model."""
-        mixer, options = self.split_arm(arm)
-        return dataclasses.replace(
-            self.run, model=change_settings(configure_mixer(self.run.model, mixer), options, arm)
-        )
+        return {name: value for name, value in fields.items() if name not in self.decided}
 
     def open(self, device: torch.device) -> Session:
         return RecursiveSession(self, device)
@@ -80,7 +67,7 @@ class RecursiveSession:
     def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
         """Start one run, or resume it from its newest checkpoint; `stop` is ignored. See `Session`."""
         run = self.experiment.configure(job.arm)
-        task = dataclasses.replace(run.task, seed=job.seed)  # type: ignore[type-var]
+        task = dataclasses.replace(run.task, seed=job.seed)
         config = dataclasses.replace(run, task=task, seed=job.seed, lr=job.learning_rate, keep=1, out=folder)
         began, diverged = time.monotonic(), None
         if checkpoint.list_folders(folder):
@@ -121,20 +108,18 @@ class _Progress(Display):
 
 def read_log(path: Path) -> dict[str, Curves]:
     """Return the training, validation and mixing curves from the log file of a run."""
-    lines: dict[str, list[dict]] = {"train": [], "evaluate": [], "mixing": []}
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
-        lines.setdefault(record["kind"], []).append(record)
-    ends, losses = average_stretches([float(record["lm_loss"]) for record in lines["train"]])
-    steps = [lines["train"][end - 1]["step"] for end in ends]
-    norms = average_stretches([float(record["gradient_norm"]) for record in lines["train"]])[1]
+    train: Curves = {}
     validation: Curves = {}
     mixing: Curves = {}
-    for record in lines["evaluate"]:
-        scores = {ours: record[name] for name, ours in _SCORES.items()}
-        votes = {name: value for name, value in record.items() if name.startswith("pass@")}
-        append_values(validation, record["step"], {**scores, **votes})
-    for record in lines["mixing"]:
-        append_values(mixing, record["step"], summarize_mixing(record))
-    train: Curves = {"step": steps, "loss": losses, "gradient_norm": norms}
+    for record in map(json.loads, path.read_text().splitlines()):
+        step = record["step"]
+        if record["kind"] == "train":
+            append_values(train, step, {"loss": float(record["lm_loss"]), "norm": float(record["gradient_norm"])})
+        elif record["kind"] == "evaluate":
+            scores = {ours: record[name] for name, ours in _SCORES.items()}
+            votes = {name: value for name, value in record.items() if name.startswith("pass@")}
+            append_values(validation, step, {**scores, **votes})
+        elif record["kind"] == "mixing":
+            append_values(mixing, step, summarize_mixing(record))
+    train = thin_curves(train["step"], loss=train["loss"], gradient_norm=train["norm"])
     return {"train": train, "validation": validation, "mixing": mixing}
