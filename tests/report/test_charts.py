@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from jpmhc.report.charts import Axis, Chart, Line, draw_figure, draw_svg, write_figure
+from jpmhc.report.charts import Axis, Chart, Line, draw_figure, draw_svg
+from jpmhc.report.style import save_figure
 
 
 def lines(chart):
@@ -85,11 +86,11 @@ def test_empty_charts_are_left_out_of_a_figure(tmp_path):
     assert [ax.get_title() for ax in draw_figure([empty, full, empty]).axes] == ["full"]
     heads = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
     for ending, head in heads.items():
-        first, second = (write_figure([full], tmp_path / f"{k}.{ending}").read_bytes() for k in "ab")
+        first, second = (save_figure(draw_figure([full]), tmp_path / f"{k}.{ending}").read_bytes() for k in "ab")
         assert first == second
         assert first.startswith(head)
     with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf"):
-        write_figure([full], tmp_path / "a.jpeg")
+        save_figure(draw_figure([full]), tmp_path / "a.jpeg")
 
 
 def test_text_is_escaped_and_takes_the_colours_of_the_page():

@@ -103,9 +103,5 @@ main = make_main(recommend)
 def _predict_spectra(one: Candidate, show: Callable[[str], None]) -> dict[str, Density]:
     """Return the predicted densities of J with fresh skips, and of J and T with drifted skips (see `Candidate`)."""
     show(f"spectra of {one.mixer}")
-    networks = {
-        "J at the start": one.fresh_network,
-        "J drifted": one.network,
-        "T drifted": one.network.end_to_end(),
-    }
+    networks = {"J at the start": one.fresh_network, "J drifted": one.network, "T drifted": one.network.end_to_end()}
     return {name: density(network, relative_eta=_SMOOTHING) for name, network in networks.items()}

@@ -68,14 +68,7 @@ class AdamAtan2(GroupwiseOptimizer):
         if form == "trm" and (a != 1 or b != 1):
             raise ValueError("the scales a and b belong to form='corrected'; form='trm' has neither")
         defaults = dict(
-            lr=lr,
-            betas=betas,
-            weight_decay=weight_decay,
-            form=form,
-            a=a,
-            b=b,
-            foreach=foreach,
-            capturable=capturable,
+            lr=lr, betas=betas, weight_decay=weight_decay, form=form, a=a, b=b, foreach=foreach, capturable=capturable
         )
         super().__init__(params, defaults)
 
@@ -110,14 +103,8 @@ class AdamAtan2(GroupwiseOptimizer):
             buckets.setdefault(float(step) if foreach and not group["capturable"] else i, []).append(i)
         for bucket in buckets.values():
             step = steps[bucket[0]]
-            _update_together(
-                [params[i] for i in bucket],
-                [grads[i] for i in bucket],
-                [first[i] for i in bucket],
-                [second[i] for i in bucket],
-                group,
-                step if group["capturable"] else float(step),
-            )
+            chosen = ([tensors[i] for i in bucket] for tensors in (params, grads, first, second))
+            _update_together(group, step if group["capturable"] else float(step), *chosen)
 
 
 def _scales(group: ParameterGroup, step: float | Tensor) -> tuple[float | Tensor, float | Tensor, float | Tensor]:
@@ -131,12 +118,12 @@ def _scales(group: ParameterGroup, step: float | Tensor) -> tuple[float | Tensor
 
 
 def _update_together(
+    group: ParameterGroup,
+    step: float | Tensor,
     params: list[Tensor],
     grads: list[Tensor],
     first: list[Tensor],
     second: list[Tensor],
-    group: ParameterGroup,
-    step: float | Tensor,
 ) -> None:
     beta1, beta2 = group["betas"]
     numerator, denominator, size = _scales(group, step)

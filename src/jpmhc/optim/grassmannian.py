@@ -146,7 +146,6 @@ class GrassmannianOptimizer(GroupwiseOptimizer):
         return {"frames": super().state_dict(), "inner": None if self.inner is None else self.inner.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the states of the frames and of the inner optimiser."""
         if (state_dict["inner"] is None) != (self.inner is None):
             raise ValueError("the saved state does not fit: only one of it and this optimiser has an inner optimiser")
         super().load_state_dict(state_dict["frames"])

@@ -39,11 +39,7 @@ class NorMuon(GroupwiseOptimizer):
     """
 
     def __init__(
-        self,
-        params: ParamsT,
-        lr: float = 1.66e-3,
-        betas: tuple[float, float] = (0.95, 0.95),
-        weight_decay: float = 0.0,
+        self, params: ParamsT, lr: float = 1.66e-3, betas: tuple[float, float] = (0.95, 0.95), weight_decay: float = 0.0
     ) -> None:
         super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
         for group in self.param_groups:

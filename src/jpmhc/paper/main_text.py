@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jpmhc.paper.one_layer import require_paper_noise, to_solution
+from jpmhc.paper.one_layer import mean_diagonal, require_paper_noise, to_solution
 from jpmhc.spectra.fixed_point import ContinuedEquation, Options, lead_down
 from jpmhc.spectra.network import Network
 from jpmhc.spectra.schemes import Newton
@@ -47,7 +47,7 @@ def solve_matrix(network: Network, z: Tensor, options: Options) -> Solution:
     equation = _Matrix(network.skips[0].to(torch.complex128), float(network.variance[0]))
     points = lead_down(equation, z, options, top=_height(network))
     resolvent = equation.dress(points.x, z)[1]
-    green = resolvent.diagonal(dim1=-1, dim2=-2).mean(-1)
+    green = mean_diagonal(resolvent)
     return to_solution("matrix-dyson", green, points, _NOT_THE_LAW.format("matrix-dyson"), matrix=resolvent)
 
 

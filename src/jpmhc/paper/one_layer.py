@@ -61,12 +61,7 @@ def evaluate_layer(omega: Tensor, spectrum: Tensor, variance: Tensor | float) ->
 
 
 def layer_cauchy(
-    z: Tensor,
-    spectrum: Tensor,
-    variance: Tensor | float,
-    options: Options = _OPTIONS,
-    *,
-    weights: Tensor | None = None,
+    z: Tensor, spectrum: Tensor, variance: Tensor | float, options: Options = _OPTIONS, *, weights: Tensor | None = None
 ) -> FixedPoints:
     r"""Solve eq. dyson_residual for $G(z)$ of one layer; G is the attribute `x` [B, 1] of the result.
 
@@ -180,7 +175,7 @@ class _Schur(ContinuedEquation):
         self.eye = torch.eye(len(skip), dtype=b.dtype, device=b.device)
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
-        first = _trace(torch.linalg.inv(self.b[index] + z[:, None, None] * self.eye))
+        first = mean_diagonal(torch.linalg.inv(self.b[index] + z[:, None, None] * self.eye))
         return torch.stack([first, torch.ones_like(first) - 1e-3j], -1)
 
     def resolvent(self, x: Tensor, b: Tensor) -> Tensor:
@@ -190,7 +185,7 @@ class _Schur(ContinuedEquation):
 
     def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         m, u = self.resolvent(x, self.b[index] + z[:, None, None] * self.eye), 1 - self.variance * x[:, 0]
-        return torch.stack([_trace(m), 1 / u + _trace(self.gram @ m) / u.square()], -1)
+        return torch.stack([mean_diagonal(m), 1 / u + mean_diagonal(self.gram @ m) / u.square()], -1)
 
     def safe_image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         return (x + self.image(x, z, index)) / 2
@@ -202,7 +197,8 @@ class _Schur(ContinuedEquation):
         return x.abs()
 
 
-def _trace(matrix: Tensor) -> Tensor:
+def mean_diagonal(matrix: Tensor) -> Tensor:
+    """Return the normalised trace of matrices [..., n, n]. [...]"""
     return matrix.diagonal(dim1=-1, dim2=-2).mean(-1)
 
 

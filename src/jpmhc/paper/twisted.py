@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jpmhc.paper.one_layer import require_paper_noise, to_solution
+from jpmhc.paper.one_layer import mean_diagonal, require_paper_noise, to_solution
 from jpmhc.paper.scalar import why_not_exact as why_not_scalar
 from jpmhc.spectra.fixed_point import ContinuedEquation, FixedPoints, Options, lead_down
 from jpmhc.spectra.network import Network
@@ -80,7 +80,7 @@ class Factors(NamedTuple):
 
     def rescaled(self) -> tuple[Factors, float]:
         """Return factors whose means have normalised trace one, and the number by which their product was divided."""
-        gain = _trace(self.mean()).real.view(-1, 1, 1)
+        gain = mean_diagonal(self.mean()).real.view(-1, 1, 1)
         rescaled = self._replace(skip=self.skip / gain.sqrt(), variance=self.variance / gain)
         return rescaled, float(gain.log().sum().exp())
 
@@ -205,7 +205,7 @@ class _Product(ContinuedEquation):
     def product(self, x: Tensor, z: Tensor) -> Tensor:
         """Return zG = 1 + tr W from the unknowns x, by the trace of a block beside the diagonal of K⁻¹. [b]"""
         blocks, _ = self._inverse(x, z)
-        return self._link(z) * _trace(blocks[:, 1 % self.depth, 0])
+        return self._link(z) * mean_diagonal(blocks[:, 1 % self.depth, 0])
 
     def _link(self, z: Tensor) -> Tensor:
         return torch.exp(z.log() / self.depth)
@@ -246,7 +246,3 @@ def _regularised_step(jacobian: Tensor, residual: Tensor) -> Tensor:
 def _pair(source: Tensor, m: Tensor) -> Tensor:
     """Return Tr(source @ m)."""
     return (source.mT * m).sum((-1, -2))
-
-
-def _trace(matrix: Tensor) -> Tensor:
-    return matrix.diagonal(dim1=-1, dim2=-2).mean(-1)

@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -20,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from jpmhc.report.style import INK, PAPER, RULE, SOFT, Look, finish_axes, save_figure
+from jpmhc.report.style import INK, PAPER, RULE, SOFT, Look, finish_axes
 
 _WIDTH, _HEIGHT = 390, 240  # the size of a chart on a page, in pixels
 _MARGINS = {"left": 0.16, "right": 0.97, "bottom": 0.19, "top": 0.96}
@@ -122,19 +121,11 @@ class NotebookFigure(Figure):
         return file.getvalue()
 
 
-def write_figure(
-    charts: Sequence[Chart], path: Path, *, columns: int = 2, heading: str = "", shared_legend: bool = False
-) -> Path:
-    """Draw all charts that have lines into one file, row by row, and return the file's path.
-
-    The file's ending .png, .svg or .pdf decides the format. With a shared legend, one legend for all charts stands
-    below them, instead of one below each chart.
-    """
-    return save_figure(draw_figure(charts, columns=columns, heading=heading, shared_legend=shared_legend), path)
-
-
 def draw_figure(charts: Sequence[Chart], *, columns: int = 2, heading: str = "", shared_legend: bool = False) -> Figure:
-    """Return a matplotlib figure of all charts that have lines; the arguments are those of `write_figure`."""
+    """Return a matplotlib figure of all charts that have lines, row by row, with a text above them.
+
+    With a shared legend, one legend for all charts stands below them, instead of one below each chart.
+    """
     charts = [chart for chart in charts if chart.lines]
     columns = max(1, min(columns, len(charts)))
     rows = -(-len(charts) // columns)

@@ -11,9 +11,9 @@ import numpy as np
 from jpmhc.experiments.comparison.comparison import Result
 from jpmhc.experiments.comparison.experiment import Curves, split_arm
 from jpmhc.experiments.comparison.statistics import ArmSummary, Mean, best_runs, student_quantile
-from jpmhc.report.charts import DASHES, Axis, Chart, Line, write_figure
+from jpmhc.report.charts import DASHES, Axis, Chart, Line, draw_figure
 from jpmhc.report.page import FoldedText, Section, Table, render_page
-from jpmhc.report.style import PLAIN, SOFT, Look, colour_of
+from jpmhc.report.style import PLAIN, SOFT, Look, colour_of, save_figure
 
 _EMPTY = "–"  # the cell of a number that is not known
 _STEP = Axis("step", whole=True)
@@ -87,7 +87,7 @@ def _format_mean(metric: Mean | None, form: str) -> str:
 def draw_comparison(result: Result, path: Path) -> Path:
     """Draw the charts of a comparison into one file, and return the file's path."""
     charts = make_charts(result)
-    return write_figure(charts, path, columns=3 if len(charts) > 4 else 2, shared_legend=True)
+    return save_figure(draw_figure(charts, columns=3 if len(charts) > 4 else 2, shared_legend=True), path)
 
 
 def render_comparison(result: Result) -> str:

@@ -10,6 +10,7 @@ import torch
 from rich import box
 from rich.table import Table as TerminalTable
 
+from jpmhc.experiments.comparison.statistics import student_quantile
 from jpmhc.experiments.demo import PLAIN, SHARES, DemoConfig, DemoRun, Spectra
 from jpmhc.mixers import sample_skips
 from jpmhc.report.charts import Axis, Chart, Line
@@ -85,8 +86,6 @@ def tabulate_outcomes(outcomes: Sequence[DemoRun], config: DemoConfig) -> Termin
 
 def sum_up(outcomes: Sequence[DemoRun], config: DemoConfig) -> list[str]:
     """Return five sentences that summarise the runs: loss, gradients, streams, theory, and a caution."""
-    from scipy import stats
-
     plain, *others = _group(outcomes)
     finished = [group for group in others if not group.diverged]
     lost = [group.name for group in others if group.diverged]
@@ -97,7 +96,7 @@ def sum_up(outcomes: Sequence[DemoRun], config: DemoConfig) -> list[str]:
         if count == 1:
             verdicts.append(f"{group.name} {mean:+.3f}")
             continue
-        reach = stats.t.ppf(0.975, count - 1) * differences.std(ddof=1) / count**0.5
+        reach = student_quantile(count - 1) * differences.std(ddof=1) / count**0.5
         word = ("lower" if mean < 0 else "higher") if abs(mean) > reach else "undecided"
         verdicts.append(f"{group.name} {word} ({mean:+.3f} ± {reach:.3f})")
     verdicts += [f"{name} diverged" for name in lost]

@@ -12,8 +12,8 @@ from rich.table import Table
 
 from jpmhc.diagnose.recommend import LEGEND, Candidate, Recommendation
 from jpmhc.files import write_csv
-from jpmhc.report.charts import DASHES, Axis, Chart, Line, draw_figure, write_figure
-from jpmhc.report.style import INK, colour_of
+from jpmhc.report.charts import DASHES, Axis, Chart, Line, draw_figure
+from jpmhc.report.style import INK, colour_of, save_figure
 from jpmhc.spectra import Density
 from jpmhc.spectra.density import COLLAPSED
 
@@ -154,4 +154,4 @@ def draw_spectra(curves: Mapping[str, Mapping[str, Density]], path: Path) -> Pat
             s, shares = density.x.sqrt().numpy(), density.cumulative().numpy()
             lines.append(Line(words, s, shares, colour_of(mixer), dashes, marker=""))
         charts.append(Chart(mixer, lines, x, y, [(COLLAPSED, "lost")]))
-    return write_figure(charts, path, columns=3)
+    return save_figure(draw_figure(charts, columns=3), path)

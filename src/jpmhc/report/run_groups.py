@@ -52,7 +52,7 @@ def group_runs(runs: Sequence[RunRecord]) -> list[RunGroup]:
     """Group the runs with the same options apart from the seed, in the order of each group's first run."""
     members: dict[tuple[tuple[str, str], ...], list[RunRecord]] = {}
     for run in runs:
-        options = {name: value for name, value in flatten_options(run.config) if name not in _WHERE}
+        options = {name: value for name, value in flatten_options(run.config).items() if name not in _WHERE}
         members.setdefault(tuple(sorted(options.items())), []).append(run)
     differing = list_differing([dict(key) for key in members])
     names = [_name_group(dict(key), own, differing) for key, own in members.items()]

@@ -299,7 +299,7 @@ def _combine(key: str, combine: Callable[[list[float]], float]) -> Series:
 
 
 def _show_configuration(names: Sequence[str], runs: Sequence[RunRecord]) -> Section:
-    options = [{name: value[:_LONGEST] for name, value in flatten_options(run.config)} for run in runs]
+    options = [{name: value[:_LONGEST] for name, value in flatten_options(run.config).items()} for run in runs]
     differing = list_differing(options) if len(runs) > 1 else []
     tables = []
     if differing:

@@ -26,7 +26,7 @@ from jpmhc.experiments.tasks.task import Batch, Task, VotingTask
 from jpmhc.experiments.training.checkpoint import Checkpoint, load_model, locate_checkpoint
 from jpmhc.experiments.training.processes import ALONE, World, join_processes
 from jpmhc.experiments.training.progress import Display
-from jpmhc.experiments.training.run_folder import explaining_write_errors
+from jpmhc.experiments.training.run_folder import explaining_write_errors, require_writable
 from jpmhc.machine import use_threads
 
 FORMAT = "jpmhc evaluation 1"
@@ -116,8 +116,7 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] =
         raise ValueError("several checkpoints need a file for their results: give --out FILE")
     checkpoints = [locate_checkpoint(run) for run in config.runs]
     out = config.out or name_result_file(checkpoints[0], "evaluations", config.words())
-    with explaining_write_errors(out):
-        files.require_writable(out)
+    require_writable(out)
     results, scorers, lines = [], [], []
     with join_processes(config.device) as world, Display(world.rank == 0) as display:
         for checkpoint in checkpoints:
@@ -164,8 +163,7 @@ def predict_answers(config: PredictConfig) -> tuple[list[AnsweredTest], Path]:
     checkpoint = locate_checkpoint(config.run)
     require_votes(checkpoint, "no answers to hand in")
     out = config.out or name_result_file(checkpoint, "submissions", config.words(), config.tasks)
-    with explaining_write_errors(out):
-        files.require_writable(out)
+    require_writable(out)
     with join_processes(config.device) as world, Display(world.rank == 0) as display:
         refuse_device(checkpoint.config.model, world.device)
         task = rebuild_task(checkpoint, config, display)

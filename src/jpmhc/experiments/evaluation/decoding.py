@@ -1,7 +1,6 @@
 """Scores of an ARC decoder, which answers each test in many variants; the answers vote."""
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from jpmhc.experiments.tasks.arc.sequences import read_answers, write_sequences
 from jpmhc.experiments.training.arc_decoder import CHECKPOINT, load_decoder
 from jpmhc.experiments.training.processes import join_processes
 from jpmhc.experiments.training.progress import Display
-from jpmhc.experiments.training.run_folder import explaining_write_errors
+from jpmhc.experiments.training.run_folder import explaining_write_errors, require_writable
 from jpmhc.machine import use_threads
 
 SUBMISSIONS = "submissions"  # folder for a run's answers
@@ -57,9 +56,9 @@ class Score:
 
         The grids with their votes, from which `jpmhc report` draws pictures, go to a file beside the answers.
         """
-        files.write_file(answers, json.dumps(Arc.submission(self.answered)) + "\n")
-        files.write_file(answers.with_suffix(VOTES), json.dumps(list_votes(self.answered)) + "\n")
-        files.write_file(path, json.dumps(self.to_json(), indent=1) + "\n")
+        files.write_json(answers, Arc.submission(self.answered))
+        files.write_json(answers.with_suffix(VOTES), list_votes(self.answered))
+        files.write_json(path, self.to_json(), indent=1)
 
     def summarize(self) -> str:
         """Return the main numbers in one line."""
@@ -166,8 +165,7 @@ def evaluate_decoder(
     task = run.task.override(config.task_options)
     words = "-".join(["score", *config.words()])
     out = config.out or path.parent / f"{words}.json"
-    with explaining_write_errors(out):
-        files.require_writable(out)
+    require_writable(out)
     with use_threads(run.threads), join_processes(config.device) as world, Display(world.rank == 0) as display:
         with display.preparing("preparing the puzzles"):
             arc = task.build()

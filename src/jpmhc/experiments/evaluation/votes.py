@@ -92,7 +92,6 @@ class VoteScorer(RowScorer):
         return any(puzzle.known for puzzle in self.puzzles)
 
     def update(self, rows: np.ndarray, labels: Tensor, answers: Answers) -> None:
-        """Record the answers to the test rows numbered `rows` [B], whose true tokens are `labels` [B, S]."""
         super().update(rows, labels, answers)
         grids = self.read_grids(rows, answers.tokens.cpu().numpy())
         votes = np.array([hash_grid(grid) for grid in grids], np.uint64)
@@ -102,11 +101,9 @@ class VoteScorer(RowScorer):
                 self.grids.setdefault(int(vote), grid.copy())
 
     def collected(self) -> dict[str, Any]:
-        """Return all records so far, for another process's `merge`."""
         return {**super().collected(), "grids": self.grids}
 
     def merge(self, collected: dict[str, Any]) -> None:
-        """Add the records that another process has collected in the same evaluation."""
         super().merge(collected)
         if self.grids is not None:
             self.grids |= collected["grids"]

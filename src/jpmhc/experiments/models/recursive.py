@@ -95,8 +95,10 @@ class RecursiveConfig(ConnectionConfig):
 
 
 def refuse_device(config: RecursiveConfig, device: torch.device) -> None:
-    """Raise a ValueError if the model cannot fit into memory, or if the device lacks its kernels."""
-    _refuse_size(config)
+    """Raise a ValueError if the model's weights alone exceed the memory, or if the device lacks its kernels."""
+    inner = inner_width(config.dim, config.expansion, config.inner_multiple)
+    weights = config.layers * config.dim * (4 * config.dim + 3 * inner)
+    checks.fits_memory(4 * weights, f"a model of {weights:.2g} weights (dim {config.dim}, layers {config.layers})")
     dtype = getattr(torch, config.compute)
     if config.attend != "auto":
         head = config.dim // config.heads
@@ -110,13 +112,6 @@ def refuse_device(config: RecursiveConfig, device: torch.device) -> None:
             ) from refusal
     if config.kernels == "fused":
         fused.choose_spec(make_connection(config, nn.Identity(), 0), device.type, dtype)
-
-
-def _refuse_size(config: RecursiveConfig) -> None:
-    """Raise a ValueError if the model's float32 weights alone need more memory than the machine has."""
-    inner = inner_width(config.dim, config.expansion, config.inner_multiple)
-    weights = config.layers * config.dim * (4 * config.dim + 3 * inner)
-    checks.fits_memory(4 * weights, f"a model of {weights:.2g} weights (dim {config.dim}, layers {config.layers})")
 
 
 class Carry(NamedTuple):

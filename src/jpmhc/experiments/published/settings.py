@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from torch.utils._pytree import tree_map
+
 from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.layers import NORM_EPS
 from jpmhc.files import JsonObject
@@ -55,16 +57,14 @@ def read_settings(path: Path) -> JsonObject:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} is not a YAML file ({reason})") from None
-    settings = _read_numbers(settings)
+    settings = tree_map(_read_number, settings)
     if not isinstance(settings, dict) or not isinstance(settings.get("arch"), dict):
         raise ValueError(f"{path} has no section arch, so it is not the all_config.yaml of a published model")
     return settings
 
 
-def _read_numbers(value: object) -> object:
-    """Turn texts such as 1e-4 into numbers; YAML 1.1 reads only 1.0e-4 as a number."""
-    if isinstance(value, dict):
-        return {name: _read_numbers(inner) for name, inner in value.items()}
+def _read_number(value: object) -> object:
+    """Turn a text such as 1e-4 into a number; YAML 1.1 reads only 1.0e-4 as a number."""
     if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value):
         return float(value)
     return value

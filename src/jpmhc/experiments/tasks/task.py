@@ -35,15 +35,11 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """Copy the rows to another device."""
-        return Batch(
-            self.inputs.to(device, non_blocking=non_blocking),
-            self.labels.to(device, non_blocking=non_blocking),
-            self.identifiers.to(device, non_blocking=non_blocking),
-        )
+        return Batch(*(tensor.to(device, non_blocking=non_blocking) for tensor in vars(self).values()))
 
     def pin_memory(self) -> "Batch":
         """Copy the rows to pinned memory, so that copies to a GPU do not block the host."""
-        return Batch(self.inputs.pin_memory(), self.labels.pin_memory(), self.identifiers.pin_memory())
+        return Batch(*(tensor.pin_memory() for tensor in vars(self).values()))
 
     def __len__(self) -> int:
         return len(self.inputs)

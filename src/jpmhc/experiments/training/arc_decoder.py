@@ -20,7 +20,6 @@ from torch.nn.attention.flex_attention import BlockMask
 from jpmhc import checks
 from jpmhc.connections import parameter_groups
 from jpmhc.experiments.models.arc_decoder import ArcDecoder, ArcDecoderConfig, RotaryAttention
-from jpmhc.experiments.models.layers import Linear
 from jpmhc.experiments.models.packed_attention import make_mask, packed_loss
 from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.arc import Arc, ArcConfig
@@ -240,19 +239,24 @@ class Training:
             return 1.0
         return (self.epoch + self.index / self.pairs.count_packs(self.epoch)) / self.run.epochs
 
-    def train(self, stop: Callable[[], bool], show: Callable[[Progress], None]) -> None:
+    def train(
+        self, stop: Callable[[], bool], show: Callable[[Progress], None], save: Callable[[], None] = lambda: None
+    ) -> None:
         """Train until the run is finished, or until `stop`, which is called before every step, returns True.
 
-        `show` is called with the progress every `log_every` steps.
+        `show` is called with the progress every `log_every` steps, and `save` every `save_minutes` minutes.
         """
         began, steps = time.monotonic() - self.seconds, 0
-        looked = time.monotonic()
+        looked = saved = time.monotonic()
         self.model.train()
         if self.records and self.recorded is None and not self.finished:
             self.recorded = RecordedStep(self)
         for pack in prefetch(self._make_pack, self._remaining_packs(), ahead=1):
             if stop():
                 break
+            if time.monotonic() - saved > 60 * self.run.save_minutes:
+                save()
+                saved = time.monotonic()
             sums = self._take_step(pack)
             steps += 1
             if self.step % self.run.log_every == 0 or self.step == 1 or self.finished:
@@ -407,13 +411,8 @@ def make_optimizers(run: ArcDecoderRun, model: ArcDecoder, recorded: bool = Fals
 
     Steps that are `recorded` as a CUDA graph need learning rates in tensors on the device.
     """
-    attention = {
-        id(linear.weight)
-        for layer in model.modules()
-        if isinstance(layer, RotaryAttention)
-        for linear in layer.children()
-        if isinstance(linear, Linear)
-    }
+    layers = [layer for layer in model.modules() if isinstance(layer, RotaryAttention)]
+    attention = {id(linear.weight) for layer in layers for linear in (layer.qkv, layer.out)}
     hidden = model.hidden_matrices()
     known = {id(matrix) for matrix in hidden}
     matrices = [

@@ -54,18 +54,12 @@ def train_decoder(run: ArcDecoderRun) -> Outcome:
                 raise KeyboardInterrupt  # the second signal ends the run at once
             asked.append(signal.Signals(number))
 
-        saved = time.monotonic()
-
         def is_over() -> bool:
             return bool(asked) or (run.minutes is not None and time.monotonic() - started > 60 * run.minutes)
 
-        def stop() -> bool:
-            nonlocal saved
-            if not is_over() and time.monotonic() - saved > 60 * run.save_minutes:
-                require_folder()
-                training.save(path)
-                saved = time.monotonic()
-            return is_over()
+        def save() -> None:
+            require_folder()
+            training.save(path)
 
         with Log(run.out, training.step, require_folder=require_folder) as log, handling_signals(request_stop):
             log.write("start", training.step, describe_environment(world))
@@ -74,9 +68,8 @@ def train_decoder(run: ArcDecoderRun) -> Outcome:
                 log.write("train", progress.step, dataclasses.asdict(progress))
                 display.show("epoch", progress.epoch, run.epochs, summarize(progress))
 
-            training.train(stop, show)
-            require_folder()
-            training.save(path)
+            training.train(is_over, show, save)
+            save()
             score = None
             if training.finished:
                 score = score_decoder(training.model, arc, run.evaluate_variants, run.seed, run.slots, display, is_over)

@@ -6,6 +6,7 @@ returns the step's losses and gradient norms.
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,7 +110,7 @@ class Learner:
         size = len(self.rows) // len(carries)
         total = torch.zeros(len(Sums._fields), dtype=torch.float64, device=self.world.device)
         total[-1] = float(stop)
-        fetched = _FetchedTensor()
+        fetch: Callable[[], list[float]] = list
         before, finite = list(carries), []
         for i, carry in enumerate(carries):
             cut = slice(i * size, (i + 1) * size)
@@ -122,12 +123,12 @@ class Learner:
                 total += _sum_rows(out)
                 finite.append(torch.isfinite(out.language + config.model.halting_weight * out.halting))
                 if i == last:
-                    fetched = _FetchedTensor(self.world.sum(total))
+                    fetch = _copy_to_host(self.world.sum(total))
                 self.distributed.backward(out.loss / config.batch, i == last)
             before[i] = carry
             carries[i] = carry._replace(z_h=out.z_h, z_l=out.z_l, steps=out.steps, halted=out.halted)
         # The forward pass has ended by the time the backward pass is queued, so reading the loss need not wait.
-        sums = Sums(*fetched.values())
+        sums = Sums(*fetch())
         if not math.isfinite(sums.loss):
             self._save_and_refuse(sums.loss, before, finite)
         rate = config.learning_rate_factor(self.step)
@@ -294,24 +295,19 @@ def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> N
         raise ValueError(f"{resume.path} has {resume.ranks} shards and needs as many processes")
 
 
-class _FetchedTensor:
-    """A copy of a tensor to the host, which waits for the tensor but not for later work on the device."""
+def _copy_to_host(tensor: Tensor) -> Callable[[], list[float]]:
+    """Begin to copy a tensor; return a function that waits for the copy alone, and returns the tensor's numbers."""
+    if tensor.device.type != "cuda":
+        return tensor.tolist
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
 
-    def __init__(self, tensor: Tensor | None = None) -> None:
-        self.event: torch.cuda.Event | None = None
-        self.host = tensor
-        if tensor is not None and tensor.device.type == "cuda":
-            self.host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self.host.copy_(tensor, non_blocking=True)
-            self.event = torch.cuda.Event()
-            self.event.record()
+    def wait() -> list[float]:
+        event.synchronize()
+        return host.tolist()
 
-    def values(self) -> list[float]:
-        """Wait for the copy and return its numbers."""
-        if self.event is not None:
-            self.event.synchronize()
-        assert self.host is not None
-        return self.host.tolist()
+    return wait
 
 
 def _sum_rows(out: Step) -> Tensor:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 import torch
+from torch.utils._pytree import tree_map
 
 from jpmhc import __version__
 from jpmhc.experiments.training.config import flatten_fields
@@ -66,12 +67,8 @@ class Log:
         """Write a line with values of one kind ("train", "evaluate", …), and numbers as kind/name to TensorBoard."""
         self.require_folder()
         if self.file is not None:
-            self.file.write(
-                json.dumps(
-                    {"kind": kind, "step": step, **{name: _name_non_finite(value) for name, value in values.items()}}
-                )
-                + "\n"
-            )
+            line = {"kind": kind, "step": step, **tree_map(_name_non_finite, dict(values))}
+            self.file.write(json.dumps(line) + "\n")
             self.file.flush()
         if self.board is not None:
             for name, value in flatten_fields(values, "/").items():
@@ -102,14 +99,8 @@ def _parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _name_non_finite(value: object) -> object:
-    """Return the value with NaN and infinities, which JSON lacks, replaced by their names as text."""
-    if isinstance(value, dict):
-        return {name: _name_non_finite(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_name_non_finite(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    """Return the name of NaN and infinities, which JSON lacks, and any other value as it is."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def describe_environment(world: World) -> dict[str, object]:

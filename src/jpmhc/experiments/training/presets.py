@@ -1,5 +1,6 @@
 """Named configurations with the defaults of training runs."""
 
+import dataclasses
 from pathlib import Path
 
 from jpmhc.experiments.models import RecursiveConfig
@@ -8,23 +9,6 @@ from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.arc import ArcConfig
 from jpmhc.experiments.training.arc_decoder import ArcDecoderRun
 from jpmhc.experiments.training.config import TrainConfig
-
-# Tables trm-config and training-config of the paper. Its "6 cycles" are taken for inner cycles. It evaluates every
-# 12,951 steps, which are 2500 epochs with ConceptARC and more epochs without (docs/results/paper_preset.md).
-_PAPER = TrainConfig(
-    preset="paper",
-    task=TASKS["arc"](),
-    model=RecursiveConfig(l_cycles=6, mixer="cayley", streams=4, mixer_form="paper", compute="bfloat16"),
-    steps=500_000,
-    clip=1.0,
-    decay_at=(0.8, 0.9),
-    decay_to=(0.316, 0.1),
-    compile=True,
-    checkpoint_every=12_951,
-    evaluate_every=12_951,
-    log_every=100,
-    out=Path("out/paper"),
-)
 
 # The public code: no clipping, no decay of the rate, plain residual connections.
 _TRM = TrainConfig(
@@ -37,6 +21,19 @@ _TRM = TrainConfig(
     evaluate_every=12_951,
     log_every=100,
     out=Path("out/trm"),
+)
+
+# Tables trm-config and training-config of the paper. Its "6 cycles" are taken for inner cycles. It evaluates every
+# 12,951 steps, which are 2500 epochs with ConceptARC and more epochs without (docs/results/paper_preset.md).
+_PAPER = dataclasses.replace(
+    _TRM,
+    preset="paper",
+    model=RecursiveConfig(l_cycles=6, mixer="cayley", streams=4, mixer_form="paper", compute="bfloat16"),
+    steps=500_000,
+    clip=1.0,
+    decay_at=(0.8, 0.9),
+    decay_to=(0.316, 0.1),
+    out=Path("out/paper"),
 )
 
 # For hours on one GPU: a narrower model, smaller batches, and fewer variants in evaluations.

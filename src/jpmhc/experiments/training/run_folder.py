@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
+from jpmhc import files
 from jpmhc.experiments.training import checkpoint
 
 _LOCK = ".lock"
@@ -62,6 +63,12 @@ def explaining_write_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as refusal:
         raise ValueError(f"cannot write to {path} ({refusal.strerror}): name another --out") from refusal
+
+
+def require_writable(path: Path) -> None:
+    """Raise a ValueError if a file for results cannot be written; checked before the results are computed."""
+    with explaining_write_errors(path):
+        files.require_writable(path)
 
 
 def _refuse_remains(run: Path) -> None:

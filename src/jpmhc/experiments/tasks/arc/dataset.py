@@ -179,14 +179,9 @@ class Arc(VotingTask):
         pairs = [pair for puzzle in self.puzzles for pair in puzzle.demonstrations + puzzle.tests]
         nothing = np.zeros((0, 0), np.uint8)
         grids = [g if g is not None else nothing for pair in pairs for g in (pair.input, pair.output)]
-        self._memory = np.concatenate([g.reshape(-1) for g in grids])
+        self.cells = np.concatenate([g.reshape(-1) for g in grids])
         self._height, self._width = (np.array([g.shape[axis] for g in grids]) for axis in (0, 1))
         self._offset = np.concatenate([[0], np.cumsum(self._height * self._width)[:-1]])
-
-    @property
-    def cells(self) -> np.ndarray:
-        """The cells of all grids in one flat array."""
-        return self._memory
 
     def grid_layout(self, grid: np.ndarray, variant: np.ndarray) -> augment.Layout:
         """Return the layouts, in `cells`, of grids in the given variants; pair p has the grids 2p and 2p + 1."""
@@ -208,7 +203,7 @@ class Arc(VotingTask):
         """Return the shape and the cells of a pair's input, then of its output; equal pairs give equal results."""
         shapes = [(int(self._height[grid]), int(self._width[grid])) for grid in (2 * pair, 2 * pair + 1)]
         starts = [int(self._offset[grid]) for grid in (2 * pair, 2 * pair + 1)]
-        cells = [self._memory[start : start + h * w].tobytes() for start, (h, w) in zip(starts, shapes)]
+        cells = [self.cells[start : start + h * w].tobytes() for start, (h, w) in zip(starts, shapes)]
         return shapes[0], cells[0], shapes[1], cells[1]
 
     @property
@@ -217,7 +212,6 @@ class Arc(VotingTask):
         return int(self._trained_pairs.sum())
 
     def examples(self, positions: np.ndarray) -> Batch:
-        """Return the training rows at these positions of the endless training sequence."""
         seed = self.config.seed
         epoch, offset = np.divmod(np.asarray(positions, np.int64), self.epoch_length)
         puzzle, pair = np.empty_like(offset), np.empty_like(offset)
@@ -259,7 +253,7 @@ class Arc(VotingTask):
         sides = []
         for grid in (2 * pair, 2 * pair + 1):
             layout = self.grid_layout(grid, variant)
-            rows = tokens.encode_grids(self._memory, layout, colours, top, left, self.config.side)
+            rows = tokens.encode_grids(self.cells, layout, colours, top, left, self.config.side)
             sides.append(torch.from_numpy(rows).long())
         return Batch(sides[0], sides[1], torch.from_numpy(self._identifier[variant]))
 
@@ -297,7 +291,6 @@ class Arc(VotingTask):
         return np.concatenate(chosen)
 
     def rows_of_puzzles(self, rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
-        """Return the test rows of the named puzzles; raise a ValueError for a puzzle without test rows."""
         tested = {self.puzzles[p].name: p for p in self.tested}
         for name in names:
             if name not in tested:
@@ -356,7 +349,7 @@ class Arc(VotingTask):
         """Return a digest of puzzles, variants and order, not of the files' folders or the choice of tests."""
         c = self.config
         digest = hashlib.blake2b(repr((c.translate, c.side, c.seed, COLOURS)).encode(), digest_size=12)
-        for array in (self._memory, self._height, self._width, self._trained_pairs, self._first_test):
+        for array in (self.cells, self._height, self._width, self._trained_pairs, self._first_test):
             digest.update(np.ascontiguousarray(array).tobytes())
         for array in (self.variants.symmetry, self.variants.colours, self.variants.starts):
             digest.update(np.ascontiguousarray(array).tobytes())

@@ -114,27 +114,21 @@ def _parse_pair(pair: object, where: str, optional_output: bool) -> Pair:
 
 def _parse_grid(value: object, where: str) -> np.ndarray:
     rows = value.tolist() if isinstance(value, np.ndarray) else value
-    if fault := _fault_of_grid(rows):
-        raise _Fault(f"{where}: {fault}")
-    return np.array(rows, np.uint8)
-
-
-def _fault_of_grid(rows: object) -> str | None:
-    """Return a sentence about a grid's fault, or None if the grid is valid."""
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-        return f"a grid is a list of rows of colours, not {_type_of(rows)}"
+        raise _Fault(f"{where}: a grid is a list of rows of colours, not {_type_of(rows)}")
     if not rows or not rows[0]:
-        return "the grid is empty; it needs at least one cell"
+        raise _Fault(f"{where}: the grid is empty; it needs at least one cell")
     widths = sorted({len(row) for row in rows})
     if len(widths) > 1:
-        return f"the grid is ragged, with rows of {widths[0]} and of {widths[-1]} cells"
+        raise _Fault(f"{where}: the grid is ragged, with rows of {widths[0]} and of {widths[-1]} cells")
     if max(len(rows), widths[0]) > LARGEST:
-        return f"the grid has {len(rows)} × {widths[0]} cells; the largest is {LARGEST} × {LARGEST}"
+        raise _Fault(f"{where}: the grid has {len(rows)} × {widths[0]} cells; the largest is {LARGEST} × {LARGEST}")
     for r, row in enumerate(rows):
         for c, colour in enumerate(row):
             if type(colour) is not int or not 0 <= colour < COLOURS:
-                return f"row {r}, column {c} is {checks.quote(colour)}; colours are integers from 0 to 9"
-    return None
+                said = f"row {r}, column {c} is {checks.quote(colour)}; colours are integers from 0 to 9"
+                raise _Fault(f"{where}: {said}")
+    return np.array(rows, np.uint8)
 
 
 def _type_of(value: object) -> str:

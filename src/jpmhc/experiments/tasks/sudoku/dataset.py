@@ -147,7 +147,6 @@ class Sudoku(Task):
         return [f"Sudoku {self.config.size} × {self.config.size}" for _ in identifiers]
 
     def fingerprint(self) -> str:
-        """Return a digest of the configuration and the puzzles."""
         digest = hashlib.blake2b(repr(self.config).encode(), digest_size=12)
         digest.update(self.solutions.astype(np.uint8).tobytes() + self.clues.tobytes())
         return digest.hexdigest()
