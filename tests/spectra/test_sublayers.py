@@ -109,7 +109,10 @@ def test_samples_of_a_measured_law_have_its_singular_values():
         (lambda: sublayers.measured([]), "at least one must be above zero"),
         (lambda: sublayers.measured([-1.0]), "must not be negative"),
         (lambda: sublayers.two_matrix("gelu", ratio=0.0), "ratio, hidden features over features"),
-        (lambda: Network(torch.eye(2).expand(2, 2, 2), None, sublayers=LAWS["gelu"]), "sublayers need read and write vectors"),
+        (
+            lambda: Network(torch.eye(2).expand(2, 2, 2), None, sublayers=LAWS["gelu"]),
+            "sublayers need read and write vectors",
+        ),
         (
             lambda: Network(torch.eye(2).expand(2, 2, 2), 1.0, torch.ones(2), torch.ones(2), sublayers=[LAWS["gelu"]]),
             "for each of the 2 layers",
