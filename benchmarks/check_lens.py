@@ -61,11 +61,17 @@ def main() -> None:
         for layer in range(1, len(model.network) - 1, 2):
             full = lens(model.network, layer, prompts, say=None)
             few = lens(model.network, layer, prompts, rank=RANK, say=None)
+            fitted = lens(model.network, layer, prompts, fit=True, say=None)
             n = full.matrix.shape[1]
             identity = torch.eye(full.matrix.shape[0])[:, None].expand(-1, n, -1) / n
             logit = type(full)(full.layer, identity, torch.zeros_like(full.offset), 0)
             row = {"mixer": mixer, "layer": layer + 1}
-            for name, one in (("logit lens", logit), ("lens", full), (f"lens of rank {RANK}", few)):
+            for name, one in (
+                ("logit lens", logit),
+                ("lens", full),
+                (f"lens of rank {RANK}", few),
+                ("fitted lens", fitted),
+            ):
                 with torch.no_grad():
                     said = model.head(rms_norm(one.read(model.network, tests))).argmax(-1)
                 row[name] = float((said == spoken).double().mean())

@@ -6,7 +6,7 @@ from torch import nn
 
 import jpmhc
 from jpmhc.diagnose import Lens
-from tests.diagnose.models import StreamNet, TinyLanguageModel, make_mlp
+from tests.diagnose.models import Residual, StreamNet, TinyLanguageModel, make_mlp
 
 
 class Attention(nn.Module):
@@ -94,6 +94,24 @@ def test_a_plain_language_model_has_a_lens_too():
     assert tuple(lens.matrix.shape) == (16, 1, 16)
     assert lens.read(model, prompts[0]).shape == (1, 5, 16)
     assert all(torch.equal(a, b) for a, b in zip(weights, model.parameters()))
+
+
+def test_a_fitted_lens_reads_the_part_that_does_not_grow_with_the_streams():
+    """W x / |x| has no derivative by the length of x, here the largest feature's: its sign is all that W adds to x."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Identity(), Residual(nn.Sequential(nn.RMSNorm(12), nn.Linear(12, 12))))
+    x = torch.randn(1400, 12)
+    x[:, 0] = 9 * x[:, 0].sign()
+    prompts, x = x[:1000].split(5), x[1000:]
+
+    def miss(prompts, fit):
+        lens = jpmhc.diagnose.lens(model, 0, prompts, fit=fit, say=None)
+        return float((lens.read(model, x) - model(x)).detach().square().mean())
+
+    assert miss(prompts, True) < 0.1 * miss(prompts, False)
+    assert miss(prompts[:1], True) < miss(prompts[:1], False)  # fewer tokens than features
+    with pytest.raises(ValueError, match="rank is for a lens of derivatives"):
+        jpmhc.diagnose.lens(model, 0, prompts, fit=True, rank=2, say=None)
 
 
 @pytest.mark.parametrize("layer", [2, "0 (call 2)"])

@@ -2,7 +2,8 @@
 
 The logit lens reads a hidden state with the model's head as if no layer followed. The Jacobian lens first multiplies
 the hidden state by the average derivative of the final residual. A model with n streams has a derivative by all
-streams. [d, n d]
+streams. [d, n d] A fitted lens has the least-squares map in its place, which also reads what derivatives do not see:
+sublayers behind a norm do not change with their input's length.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Lens:
 
     Attributes:
         layer: The layer's name.
-        matrix: The average derivative of a token's final residual by the token's streams. [d, n, d]
+        matrix: The average derivative of a token's final residual by the token's streams, or the fitted map. [d, n, d]
         offset: The average final residual minus `matrix` times the average streams. [d]
         tokens: The number of tokens in the average.
     """
@@ -111,6 +112,7 @@ def lens(
     prompts: Sequence[Any],
     *,
     rank: int | None = None,
+    fit: bool = False,
     seed: int = 0,
     say: Callable[[str], None] | None = print,
 ) -> Lens:
@@ -126,6 +128,8 @@ def lens(
         prompts: The inputs of several calls of the model; a hundred give a good average.
         rank: Approximate the map as the mean of the streams plus a matrix of this rank, with 2 rank products per prompt
             instead of d. None computes the map in full.
+        fit: Fit the map by least squares instead, without derivatives: it predicts the final residual better, but is
+            what goes with the streams and not what they cause.
         seed: The seed of the random signs and directions.
         say: Called with the estimated time; None for silence.
 
@@ -139,13 +143,15 @@ def lens(
     """
     if rank is not None:
         checks.whole_number(rank, "rank")
+        if fit:
+            raise ValueError("rank is for a lens of derivatives: leave it out with fit=True")
     if not isinstance(prompts, Sequence) or len(prompts) == 0:
         got = "an empty one" if isinstance(prompts, Sequence) else f"a {type(prompts).__name__}"
         raise ValueError(f"prompts must be a list of inputs of the model, not {got}")
     model = find_inner_model(model)
     check_model(model, read_arguments(prompts[0]))
     with borrow_model(model) as call:
-        work = _Work(model, layer, call, rank, seed, len(prompts), say or (lambda sentence: None))
+        work = _Work(model, layer, call, rank, fit, seed, len(prompts), say or (lambda sentence: None))
         for prompt in prompts:
             work.add(prompt)
         if rank is not None:
@@ -160,6 +166,8 @@ class _Work:
 
     Attributes:
         sketch: For a map of low rank, in the second pass: orthonormal directions of the streams. [n d, rank]
+        products: For a fitted map, the sum of all products of two stream features. [n d, n d]
+        energy: For a fitted map, the sum of the final residual's squares.
     """
 
     def __init__(
@@ -168,24 +176,37 @@ class _Work:
         layer: str | int,
         call: Callable[..., Any],
         rank: int | None,
+        fit: bool,
         seed: int,
         prompts: int,
         say: Callable[[str], None],
     ) -> None:
         self.model, self.layer, self.call, self.rank, self.prompts, self.say = model, layer, call, rank, prompts, say
+        self.fit = fit
         self.layers = find_layers(model)
         if not self.layers:
             raise ValueError("this model has no hyper-connections and no list of layers: there is nothing to look into")
         self.generator = torch.Generator().manual_seed(seed)
         self.name, self.tokens, self.sketch, self.chunk = "", 0, torch.empty(0), 1
         self.first: LinearisedMap | None = None
-        self.total, self.streams, self.final, self.directions = (torch.empty(0) for _ in range(4))
+        self.total, self.streams, self.final, self.directions, self.products = (torch.empty(0) for _ in range(5))
+        self.energy = 0.0
 
     def add(self, prompt: Any) -> None:
         """Add the products of one prompt to the sums."""
         jacobian = Jacobian(self._linearise(prompt))
         at = jacobian.at
         count, width = math.prod(at.positions), at.y.shape[-1]
+        streams, final = (part.detach().double().reshape(count, -1).cpu() for part in (at.x, at.y))
+        if not len(self.sketch):
+            self.tokens += count
+            self.streams += streams.sum(0)
+            self.final += final.sum(0)
+        if self.fit:
+            self.total += final.mT @ streams
+            self.products += streams.mT @ streams
+            self.energy += float(final.square().sum())
+            return
         signs = torch.randint(0, 2, (count, 1), generator=self.generator).mul(2).sub(1).to(at.y)
         if len(self.sketch):
             products = jacobian.multiply(self._spread(self.sketch.mT, signs)).reshape(-1, count, width)
@@ -193,9 +214,6 @@ class _Work:
             chunks = self.directions.split(self.chunk)
             rows = [jacobian.multiply_transposed(self._spread(chunk, signs)) for chunk in chunks]
             products = torch.cat(rows).reshape(len(self.directions), count, -1)
-            self.tokens += count
-            self.streams += at.x.detach().double().reshape(count, -1).sum(0).cpu()
-            self.final += at.y.detach().double().reshape(count, -1).sum(0).cpu()
         self.total += (products * signs).sum(1).double().cpu()
 
     def _spread(self, rows: Tensor, signs: Tensor) -> Tensor:
@@ -212,8 +230,14 @@ class _Work:
         """Return the lens: the average over all tokens."""
         width = len(self.final)
         matrix = self.total / self.tokens  # the map [d, n d], or after a second pass (map @ sketch)ᵀ [rank, d]
-        if len(self.sketch):
-            mean = self._mean_streams(torch.eye(width, dtype=torch.float64))
+        mean = self._mean_streams(torch.eye(width, dtype=torch.float64))
+        if self.fit:
+            products = self.products - torch.outer(self.streams, self.streams) / self.tokens
+            shared = self.total - torch.outer(self.final, self.streams) / self.tokens
+            energy = self.energy - float(self.final.square().sum()) / self.tokens
+            rest = energy - 2 * float((shared * mean).sum()) + float(((mean @ products) * mean).sum())
+            matrix = mean + fit_ridge(products, shared - mean @ products, rest, self.tokens - 1)
+        elif len(self.sketch):
             matrix = mean + (matrix.mT - mean @ self.sketch) @ self.sketch.mT
         offset = (self.final - matrix @ self.streams) / self.tokens
         return Lens(self.name, matrix.reshape(width, -1, width).float(), offset.float(), self.tokens)
@@ -240,6 +264,9 @@ class _Work:
             after = next(call.after for call in recording.calls if call.number == last.number)
             return after.mean(-2) if last.coefficients is not None else after
 
+        if self.fit and self.first is None:
+            self.first = LinearisedMap(x, final, run, positions)
+            self._plan(self.first, saved)
         if self.first is not None:
             return LinearisedMap(x, final, run, positions, self.first.forward, self.first.batched)
         self.first = linearise(run, x, final, positions, f"from {self.name} to the final residual", 0)
@@ -269,6 +296,10 @@ class _Work:
             self.directions = torch.randn(min(self.rank, width), width, dtype=torch.float64, generator=self.generator)
         self.total = torch.zeros(len(self.directions), size, dtype=torch.float64)
         self.streams, self.final = (torch.zeros(count, dtype=torch.float64) for count in (size, width))
+        if self.fit:
+            self.products = torch.zeros(size, size, dtype=torch.float64)
+            self.say(f"{self.prompts} prompts, one run each: about {describe_bytes(saved + 8 * size * (size + width))}")
+            return
         product = at.seconds["row"] + (at.seconds["forward"] if self.rank is not None else 0)
         rows = len(self.directions)
         memory = saved + self.chunk * saved // 4 * at.batched + 16 * rows * size
@@ -276,3 +307,26 @@ class _Work:
             f"{self.prompts} prompts of {rows} {'rows' if self.rank is None else 'rows and columns'} each: about "
             f"{describe_time(self.prompts * rows * product)} and {describe_bytes(memory)}"
         )
+
+
+def fit_ridge(products: Tensor, shared: Tensor, energy: float, freedom: int) -> Tensor:
+    """Return the matrix B that maps x to y with the least error in new examples, by ridge regression. [d, k]
+
+    The ridge is the one with the least generalised cross-validation error, residual / (freedom - parameters)².
+
+    Args:
+        products: The sum of x xᵀ over centred examples. [k, k]
+        shared: The sum of y xᵀ. [d, k]
+        energy: The sum of |y|².
+        freedom: The number of examples minus one.
+    """
+    values, vectors = torch.linalg.eigh(products)
+    values, rotated = values.clamp_min(0), shared @ vectors
+    best, matrix = math.inf, torch.zeros_like(shared)
+    for ridge in float(values.mean()) * torch.logspace(-9, 3, 49, dtype=torch.float64) + 1e-300:
+        trial = rotated / (values + ridge)
+        residual = energy - 2 * float((rotated * trial).sum()) + float((trial.square() * values).sum())
+        free = freedom - float((values / (values + ridge)).sum())
+        if free > 1 and residual / free**2 < best:
+            best, matrix = residual / free**2, trial @ vectors.mT
+    return matrix
