@@ -47,3 +47,10 @@ def test_a_recommendation_is_drawn_and_its_repr_is_short(tmp_path):
     for ax in figure.axes:
         assert [label.get_text() for label in ax.get_yticklabels()] == ["cayley", "shrinking", "identity"]
     assert "shrinking" in found._repr_html_()
+
+
+def test_differences_that_are_lost_in_the_first_layer_are_drawn(recwarn):
+    found = jpmhc.recommend(4, 2, mixers=["cayley", "grassmann"])
+    assert found.candidates[-1].layers_until_collapse == 0
+    found.plot()._repr_png_()
+    assert not [one for one in recwarn if "layout" in str(one.message)]

@@ -46,7 +46,7 @@ LEGEND = (
     "the model's own map T after the drift; γ: mean square gradient at the first and last sublayer; until lost: layers "
     "until differences between streams fall below 0.1; loss: measured, minus the plain model's. Ranked by J's lost "
     "share after the drift, then by gradients like the plain network's, then by J's geometric mean like the plain "
-    "network's; the identity, which learns nothing, comes last."
+    "network's; the identity, which learns nothing, comes last, unless it beats all others."
 )
 
 

@@ -129,7 +129,7 @@ def make_charts(recommendations: Sequence[tuple[int, Recommendation]]) -> list[C
                 Line("last sublayer", last, y, colour, marker="o"),
             ]
             beyond = one.layers_until_collapse >= _MOST_LAYERS
-            count = [min(one.layers_until_collapse, _MOST_LAYERS)]
+            count = [min(max(one.layers_until_collapse, 1.0), _MOST_LAYERS)]  # the axis is logarithmic
             layers.append(Line("", count, y, colour, marker=">" if beyond else "o"))
     rows, share = Axis("", names=names), Axis("share of singular values", limits=(-0.02, 1.02))
     until = Axis(f"layers (▸: {_MOST_LAYERS:,.0f} or more)", True)
