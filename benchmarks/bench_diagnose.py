@@ -123,6 +123,8 @@ def time_model(mixer: str | None, options: argparse.Namespace) -> dict[str, obje
         "median_error": round(error, 4),
         "largest": round(found.whole.largest, 3),
         "ks": round(found.comparisons[-1].kolmogorov, 4) if found.comparisons else "",
+        "modes": found.modes.count if found.modes else "",
+        "largest_eigenvalue": round(float(found.modes.eigenvalues[0]), 2) if found.modes else "",
         "notes": "; ".join(found.notes),
     }
 
@@ -148,7 +150,18 @@ def main() -> None:
     print("  ".join(f"{name} {value:.2g}" for name, value in accuracy.items()))
     rows = [time_model(mixer, options) for mixer in (None, *options.mixers)]
     print(f"{options.layers} layers, d = {options.dim}, {options.tokens} tokens on {options.device}")
-    columns = ("model", "method", "planned_seconds", "seconds", "peak_gib", "median", "median_error", "largest", "ks")
+    columns = (
+        "model",
+        "method",
+        "planned_seconds",
+        "seconds",
+        "peak_gib",
+        "median",
+        "median_error",
+        "largest",
+        "ks",
+        "modes",
+    )
     for row in ({column: column for column in columns}, *rows):
         print("  ".join(f"{row[column]!s:>15}" for column in columns))
     if not options.tiny:
