@@ -184,7 +184,7 @@ class Recording:
     Args:
         allocated: The tensors that the step allocates, in order.
         launches: The kernels with their grids and arguments, in which each tensor is a `Source`.
-        returned: For each result of the step, its index among the arguments and allocated tensors, or None for None.
+        returned: For each result of the step, its index among the arguments and allocated tensors, or None.
         several: Whether the step returns a tuple.
         like: A tensor on the step's device.
     """

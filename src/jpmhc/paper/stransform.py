@@ -72,7 +72,7 @@ def s_transform(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     r"""Compute $\sum_l \log S_l(w)$ at w [B] by solving $z_l G_l(z_l) - 1 = w$ in every layer from $\omega_l$ [B, L].
 
-    The arguments w have negative imaginary parts, and the tolerance is that of the relative difference of both sides.
+    The arguments w have negative imaginary parts, and the tolerance is for the relative difference of both sides.
     Returns the sum of logarithms [B], its derivative in $w$ [B], a mask of the rows in which every layer converged [B],
     and $\omega_l$ [B, L].
     """

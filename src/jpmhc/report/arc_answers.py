@@ -27,7 +27,7 @@ _BUDGET = 1_200_000  # the largest number of characters for all grids of a page
 def draw_answers(answered: Sequence[AnsweredTest], path: Path) -> list[Path]:
     """Draw one row of grids per test into figures of up to twelve tests, and return the figures' paths.
 
-    The first figure's path is given, and its ending decides the format; further figures get a number.
+    `path` is the first figure's file, whose ending decides the format; further figures get a number.
     """
     pages = [answered[start : start + _ROWS] for start in range(0, len(answered), _ROWS)]
     return [_draw_page(page, path.with_stem(f"{path.stem}-{k}") if k > 1 else path) for k, page in enumerate(pages, 1)]

@@ -101,7 +101,7 @@ class RowScorer:
     def result(self, pool: Sequence[Self] = ()) -> Metrics:
         """Return the metrics by name over the rows with known answers; the model must have answered every row.
 
-        Tasks that vote add the votes of the scorers in `pool`, which are of other checkpoints over the same rows.
+        Tasks that vote add the votes of the scorers in `pool`, which scored other checkpoints on the same rows.
         """
         self.require_complete()
         known = self.columns["known"]

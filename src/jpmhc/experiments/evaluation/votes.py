@@ -71,8 +71,8 @@ class VoteCount(TypedDict):
 class VoteScorer(RowScorer):
     """A scorer that records a vote and the scores of each row, in about 50 bytes per row.
 
-    The rows have all tests of each of their variants. With `keep_grids` the scorer stores the grids with votes, which
-    submissions need and scores do not.
+    If the rows include a variant, they include all its tests. With `keep_grids` the scorer stores the grids with
+    votes, which submissions need and scores do not.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class VoteScorer(RowScorer):
     def result(self, pool: Sequence[Self] = ()) -> Metrics:
         """Return row metrics, pass@k by vote, pass@k of independent answers, and standard errors.
 
-        With a `pool`, whose votes are added, row metrics, which belong to one checkpoint, are left out.
+        The votes of the scorers in `pool` are added. With a pool there are no row metrics, which are of one checkpoint.
         """
         result = super().result()
         if pool:

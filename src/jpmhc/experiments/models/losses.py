@@ -34,9 +34,9 @@ def stablemax_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def row_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean stablemax cross-entropy of each row, [B] float64, over its labels other than PAD (0: no labels).
+    """Return the mean stablemax cross-entropy of each row, [B] float64, over its labels other than PAD.
 
-    Logits are [B, S, V] and labels [B, S].
+    It is 0 for a row without labels. Logits are [B, S, V] and labels [B, S].
     """
     scored = labels != PAD
     losses = torch.where(scored, stablemax_cross_entropy(logits, labels), 0.0)

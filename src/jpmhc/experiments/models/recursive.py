@@ -304,8 +304,8 @@ class RecursiveModel(nn.Module):
     ) -> Prediction:
         """Return the prediction after `halt_max_steps` supervision steps from initial states, without early halting.
 
-        Inputs are [B, S] tokens, identifiers [B] rows of the puzzle table. Before every step, `disturb` changes
-        both states, for example by noise.
+        `inputs` [B, S] are tokens, and `identifiers` [B] are rows of the puzzle table. Before every step, `disturb`
+        changes both states, for example by noise.
         """
         puzzle = self.puzzles(identifiers)
         z_h, z_l = self.core.initial_states(len(inputs))

@@ -251,7 +251,7 @@ def load_model(
 ) -> RecursiveModel:
     """Load the model of a checkpoint in evaluation mode, and check that it fits the task's rows if a task is given.
 
-    With `ema` the weights are the averaged ones, which runs with `ema=0` do not have.
+    With `ema` the averaged weights are loaded; a run with `ema=0` has none.
     """
     shared, file = checkpoint.shared(), checkpoint.path / "shared.pt"
     if task is not None:

@@ -103,7 +103,7 @@ class Learner:
         """Train one step on this process's rows; return sums over all processes, and gradient norms by name.
 
         A new row is used only if the present row in its position has halted. No row halts before `minimum` supervision
-        steps. The norms are "total" and, with `logs`, that of every parameter. `stop` says that this process was asked
+        steps. The norms are "total" and, with `logs`, one per parameter. `stop` says that this process was asked
         to stop.
         """
         config, carries, last = self.config, self.carries, len(self.carries) - 1

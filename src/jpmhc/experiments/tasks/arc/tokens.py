@@ -52,8 +52,8 @@ def crop_grids(tokens: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
 def decode_grids(tokens: np.ndarray, layout: Layout, colours: np.ndarray, side: int) -> np.ndarray:
     """Turn tokens into grids with their original colours, [B, side, side] uint8, zero outside each layout's size.
 
-    The layouts [B] are those of the grids in the flattened tokens [B, side²], which must be colours wherever a layout
-    reads; `colours` [B, 10] are the new colours that the original colours had got.
+    The layouts [B] describe the grids in the flattened tokens [B, side²], which must be colours wherever a layout
+    reads; `colours` [B, 10] has the new colour of each original colour.
     """
     line = np.broadcast_to(np.arange(side), (len(tokens), side))
     in_rows, in_columns = line < layout.height[:, None], line < layout.width[:, None]
