@@ -250,18 +250,21 @@ def fsdp1(kind: str) -> float:
         return compare(kind, model, losses)
 
 
-def fsdp2(kind: str, **options: Any) -> float:
+def make_sharded(kind: str, **options: Any) -> nn.Module:
     model = make_model(kind)
     jpmhc.shard_connections(model, **options)
     fully_shard(model, **options)
+    return model
+
+
+def fsdp2(kind: str, **options: Any) -> float:
+    model = make_sharded(kind, **options)
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
     return compare(kind, model, train(model, own_part()))
 
 
 def fsdp2_clipped(kind: str) -> float:
-    model = make_model(kind)
-    jpmhc.shard_connections(model)
-    fully_shard(model)
+    model = make_sharded(kind)
     return compare(kind, model, train(model, own_part(), clip=0.1), clip=0.1)
 
 
@@ -319,18 +322,14 @@ def fsdp2_checkpointed(kind: str) -> float:
 
 
 def fsdp2_saved_on_cpu(kind: str) -> float:
-    model = make_model(kind)
-    jpmhc.shard_connections(model)
-    fully_shard(model)
+    model = make_sharded(kind)
     with torch.autograd.graph.save_on_cpu():
         losses = train(model, own_part())
     return compare(kind, model, losses)
 
 
 def fsdp2_compiled(kind: str) -> float:
-    model = make_model(kind)
-    jpmhc.shard_connections(model)
-    fully_shard(model)
+    model = make_sharded(kind)
     for one in find_connections(model):
         one.sublayer.compile(backend="aot_eager")
     return compare(kind, model, train(model, own_part()))
@@ -479,9 +478,7 @@ def three_dimensions(kind: str) -> float:
 
 def save_sharded(kind: str, folder: str) -> None:
     """Train a fully sharded model with AdamW, and save it and its optimiser with `torch.distributed.checkpoint`."""
-    model = make_model(kind)
-    jpmhc.shard_connections(model)
-    fully_shard(model)
+    model = make_sharded(kind)
     optimizer = torch.optim.AdamW(jpmhc.parameter_groups(model, 0.1), lr=0.01)
     take_steps(model, optimizer, 0, STEPS)
     values, state = get_state_dict(model, optimizer)

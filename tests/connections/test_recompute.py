@@ -51,7 +51,8 @@ def make_stack(kernels: str = "reference", checkpointed: bool = False, **options
 
 
 def results(stack, autocast: bool = False, call=None):
-    x = torch.randn(2, 3, 4, 16, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    device = next(stack.parameters()).device
+    x = torch.randn(2, 3, 4, 16, generator=torch.Generator().manual_seed(1)).to(device).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         y = (call or stack)(x)
     y.float().square().sum().backward()
@@ -85,14 +86,7 @@ def test_same_bits_on_the_kernels(interval, post_norm):
     pytest.importorskip("triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options = {"kernels": "fused", "post_norm": post_norm}
-
-    def run(stack):
-        x = torch.randn(2, 3, 4, 16, generator=torch.Generator().manual_seed(1)).to(device).requires_grad_()
-        y = stack.to(device)(x)
-        y.square().sum().backward()
-        return [y.detach(), x.grad, *(parameter.grad for parameter in stack.parameters())]
-
-    assert_same(run(make_stack(recompute=interval, **options)), run(make_stack(**options)))
+    assert_same(*(results(make_stack(recompute=some, **options).to(device)) for some in (interval, None)))
 
 
 @pytest.mark.parametrize("interval", [3, "auto"])

@@ -1,6 +1,7 @@
 """Models of plain PyTorch: equal outputs, and the arithmetic of hyper-connections once they are trained."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -29,6 +30,11 @@ def connections_of(model: nn.Module) -> list[list[jpmhc.HyperConnection]]:
     return [list(held.additions) for held in wrapped_layers(model).values()]
 
 
+def around(connection: jpmhc.HyperConnection, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    h, state = connection.read(x)
+    return connection.write(x, sublayer(h), state)
+
+
 def test_a_fresh_wrapped_model_computes_the_same():
     model = Stack(Block(12) for _ in range(3))
     before = model(inputs())
@@ -41,10 +47,8 @@ def test_a_trained_wrapped_model_is_what_its_connections_say():
     model = disturb(jpmhc.wrap(Stack(Block(12) for _ in range(3)), streams=3, mixer="sinkhorn", inputs=inputs()))
     x = jpmhc.expand_streams(model.embed(inputs()), 3)
     for block, (first, second) in zip(model.blocks, connections_of(model)):
-        h, state = first.read(x)
-        x = first.write(x, block.mix(block.norms[0](h)).roll(1, -2), state)
-        h, state = second.read(x)
-        x = second.write(x, block.mlp(block.norms[1](h)), state)
+        x = around(first, x, lambda h, block=block: block.mix(block.norms[0](h)).roll(1, -2))
+        x = around(second, x, lambda h, block=block: block.mlp(block.norms[1](h)))
     assert difference(model.head(jpmhc.reduce_streams(x)), model(inputs())) < EXACT
 
 
@@ -53,10 +57,8 @@ def test_post_norm_normalises_each_stream(norm):
     model = disturb(jpmhc.wrap(Stack(PostNormBlock(12, norm) for _ in range(2)), inputs=inputs()))
     x = jpmhc.expand_streams(model.embed(inputs()), 4)
     for block, (first, second) in zip(model.blocks, connections_of(model)):
-        h, state = first.read(x)
-        x = block.first(first.write(x, block.mix(h).roll(1, -2), state))
-        h, state = second.read(x)
-        x = block.second(second.write(x, block.mlp(h).tanh(), state))
+        x = block.first(around(first, x, lambda h, block=block: block.mix(h).roll(1, -2)))
+        x = block.second(around(second, x, lambda h, block=block: block.mlp(h).tanh()))
     assert difference(model.head(jpmhc.reduce_streams(x)), model(inputs())) < EXACT
 
 
@@ -132,8 +134,7 @@ def test_a_parallel_block_has_one_addition():
     model = disturb(jpmhc.wrap(Stack([Parallel(12)]), inputs=inputs()))
     ((connection,),) = connections_of(model)
     x, block = jpmhc.expand_streams(model.embed(inputs()), 4), model.blocks[0]
-    h, state = connection.read(x)
-    x = connection.write(x, block.mix(block.norms[0](h)) + block.mlp(block.norms[1](h)), state)
+    x = around(connection, x, lambda h: block.mix(block.norms[0](h)) + block.mlp(block.norms[1](h)))
     assert difference(model.head(jpmhc.reduce_streams(x)), model(inputs())) < EXACT
 
 
@@ -147,10 +148,8 @@ def test_what_is_added_off_the_residual_stream_is_no_connection():
     model = disturb(jpmhc.wrap(Stack([WithPositions(12)]), inputs=inputs()))
     ((first, second),) = connections_of(model)
     x, block = jpmhc.expand_streams(model.embed(inputs()), 4), model.blocks[0]
-    h, state = first.read(x)
-    x = first.write(x, block.mix(h + torch.ones(1, 6, 12).cumsum(1)), state)
-    h, state = second.read(x)
-    x = second.write(x, block.mlp(block.norms[1](h)), state)
+    x = around(first, x, lambda h: block.mix(h + torch.ones(1, 6, 12).cumsum(1)))
+    x = around(second, x, lambda h: block.mlp(block.norms[1](h)))
     assert difference(model.head(jpmhc.reduce_streams(x)), model(inputs())) < EXACT
 
 
@@ -189,8 +188,7 @@ def test_additions_that_are_modules_of_their_own_belong_to_the_module_that_calls
         assert float(connection.map.bias.grad[:4].abs().max()) > 1e-3
     x = jpmhc.expand_streams(model.embed(inputs()), 4)
     for (norm, sublayer, _), connection in zip(model.blocks.layers, (first, second, third)):
-        h, state = connection.read(x)
-        x = connection.write(x, sublayer(norm(h)), state)
+        x = around(connection, x, nn.Sequential(norm, sublayer))
     assert difference(model.head(jpmhc.reduce_streams(x)), model(inputs())) < EXACT
 
 

@@ -1,7 +1,6 @@
 """Copy a hidden state into n streams, average streams, and check the shapes of streams and hidden states."""
 
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,34 +11,34 @@ from jpmhc import checks, modes
 _ROUNDED = 1e-3  # largest relative difference that rounding may leave between equal streams
 
 
+def describe(value: object) -> list[int] | str:
+    """Return a tensor's shape, or the name of any other value's class, for a message."""
+    return list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+
 def expand_streams(x: Tensor, streams: int) -> Tensor:
     """Copy a hidden state into n equal streams. [..., d] → [..., n, d]"""
     checks.whole_number(streams, "streams")
-    if not isinstance(x, Tensor):
-        raise ValueError(f"expected a hidden state of shape [..., d], got {type(x).__name__}")
-    if x.ndim < 1:
-        raise ValueError("expected a hidden state of shape [..., d], got a single number")
+    if not isinstance(x, Tensor) or x.ndim < 1:
+        raise ValueError(f"expected a hidden state of shape [..., d], got {describe(x)}")
     return x.unsqueeze(-2).repeat_interleave(streams, -2)
 
 
 def reduce_streams(x: Tensor) -> Tensor:
     """Return the mean over the streams; of equal streams, it is the hidden state. [..., n, d] → [..., d]"""
     if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[-2] < 1:
-        given = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"expected streams of shape [..., n, d] with n >= 1, got {given}")
+        raise ValueError(f"expected streams of shape [..., n, d] with n >= 1, got {describe(x)}")
     if not x.is_floating_point():
         raise ValueError(f"expected floating-point streams, got {x.dtype}")
     return x.mean(-2)
 
 
-def check_streams(x: Any, streams: int, dim: int) -> None:
+def check_streams(x: object, streams: int, dim: int) -> None:
     """Raise an error unless x is n streams [..., n, d], or one stream [..., 1, d] that stands for n equal streams."""
-    if not isinstance(x, Tensor):
-        raise ValueError(f"expected streams of shape [..., {streams}, {dim}], got {type(x).__name__}")
-    if x.ndim < 2 or x.shape[-1] != dim or x.shape[-2] not in (streams, 1):
-        hidden = x.shape[-1:] == (dim,)
+    if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[-1] != dim or x.shape[-2] not in (streams, 1):
+        hidden = isinstance(x, Tensor) and x.shape[-1:] == (dim,)
         advice = f"; expand_streams(x, {streams}) makes streams of a hidden state [..., {dim}]" if hidden else ""
-        raise ValueError(f"expected streams of shape [..., {streams}, {dim}], got {list(x.shape)}{advice}")
+        raise ValueError(f"expected streams of shape [..., {streams}, {dim}], got {describe(x)}{advice}")
     if not x.is_floating_point():
         raise ValueError(f"expected floating-point streams, got {x.dtype}")
 
@@ -66,11 +65,10 @@ def notice_tokens(x: Tensor, streams: int) -> bool:
     return True
 
 
-def check_hidden_state(x: Any, dim: int) -> None:
+def check_hidden_state(x: object, dim: int) -> None:
     """Raise an error unless x is a hidden state [..., d] of width `dim`."""
     if not isinstance(x, Tensor) or x.ndim < 1 or x.shape[-1] != dim:
-        given = list(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"expected a hidden state of shape [..., {dim}], got {given}")
+        raise ValueError(f"expected a hidden state of shape [..., {dim}], got {describe(x)}")
     if not x.is_floating_point():
         raise ValueError(f"expected a floating-point hidden state, got {x.dtype}")
 

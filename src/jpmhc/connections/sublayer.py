@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 from jpmhc import dtensors
-from jpmhc.connections.streams import check_streams
+from jpmhc.connections.streams import check_streams, describe
 
 if TYPE_CHECKING:
     from jpmhc.connections.contract import State
@@ -78,8 +78,7 @@ def check_sublayer_output(y: Any, x: Tensor) -> Tensor:
         x = x.to_local()  # type: ignore[attr-defined]
     wanted = (*x.shape[:-2], x.shape[-1])
     if not isinstance(y, Tensor) or y.shape != wanted:
-        given = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
-        raise ValueError(f"the sublayer must return a tensor of shape {list(wanted)}, got {given}")
+        raise ValueError(f"the sublayer must return a tensor of shape {list(wanted)}, got {describe(y)}")
     if not y.is_floating_point():
         raise ValueError(f"the sublayer must return floating-point numbers, got {y.dtype}")
     return y

@@ -315,13 +315,8 @@ def make_scaled_connection(
         settings: Other settings of `ScaledMap`; `read_eps` replaces `eps` for the reads.
     """
     mixer = make_skip(streams, iterations, eps, transposed)
-    logits, fn = 2 * streams + mixer.logits, parameters.fn
-    if fn.ndim != 2 or fn.shape[1] % streams:
-        raise ValueError(f"{what}.fn must have the shape [{logits}, {streams} * dim], got {list(fn.shape)}")
-    check_shape(fn, (logits, fn.shape[1]), f"with {streams} streams {what}.fn")
-    check_shape(parameters.base, (logits,), f"with {streams} streams {what}.base")
-    check_shape(parameters.scale, (3 if mixer.logits else 2,), f"{what}.scale")
-    dim = fn.shape[1] // streams
+    scales = 3 if mixer.logits else 2
+    dim = _find_dim(parameters, streams, 2 * streams + mixer.logits, scales, what)
     settings = {"eps": norm_eps, "read_eps": eps, **settings}
     coefficients = ScaledMap(parameters, borrowed, dim, mixer, **settings)
     return ScaledConnection(coefficients, kernels=kernels)
@@ -349,14 +344,19 @@ def describe_skip(mixer: Mixer) -> str:
 
 def make_head(parts: Mapping[str, Tensor], streams: int, eps: float, norm_eps: float, what: str) -> StreamHead:
     """Return a learned head with the tensors `fn`, `base` and `scale` of `parts`; `what` is its site, for messages."""
-    fn = parts["fn"]
-    if fn.ndim != 2 or fn.shape[1] % streams:
-        raise ValueError(f"{what}.fn must have the shape [{streams}, {streams} * dim], got {list(fn.shape)}")
-    check_shape(fn, (streams, fn.shape[1]), f"with {streams} streams {what}.fn")
-    check_shape(parts["base"], (streams,), f"with {streams} streams {what}.base")
-    check_shape(parts["scale"], (1,), f"{what}.scale")
-    head = StreamHead(fn.shape[1] // streams, streams, eps=norm_eps, read_eps=eps, device=fn.device)
-    with torch.no_grad():
-        for name, part in zip(("weight", "bias", "scale"), PARTS):
-            setattr(head, name, nn.Parameter(parts[part].detach().clone()))
+    source = ScaledParameters(**parts)
+    dim = _find_dim(source, streams, streams, 1, what)
+    head = StreamHead(dim, streams, eps=norm_eps, read_eps=eps, device=source.fn.device)
+    head.weight, head.bias, head.scale = source.fn, source.base, source.scale
     return head
+
+
+def _find_dim(tensors: ConnectionTensors, streams: int, logits: int, scales: int, what: str) -> int:
+    """Return the width of a stream. Raise an error unless the tensors fit to the numbers of logits and of scales."""
+    fn = tensors.fn
+    if fn.ndim != 2 or fn.shape[1] % streams:
+        raise ValueError(f"{what}.fn must have the shape [{logits}, {streams} * dim], got {list(fn.shape)}")
+    check_shape(fn, (logits, fn.shape[1]), f"with {streams} streams {what}.fn")
+    check_shape(tensors.base, (logits,), f"with {streams} streams {what}.base")
+    check_shape(tensors.scale, (scales,), f"{what}.scale")
+    return fn.shape[1] // streams

@@ -110,10 +110,8 @@ def propagate(
         raise ValueError("the paper's recursion has no bias; use form='mean_field' or bias_scale=0")
     if form == "mean_field":
         q, v = _mean_field_recursion(activation, skips, scale, second, bias, read, write)
-    elif form == "isotropic":
-        q, v = _isotropic_recursion(activation, skips, scale, second, bias)
     else:
-        q, v = _paper_recursion(activation, skips, scale, second)
+        q, v = _mean_square_recursion(activation, skips, scale, second, bias, form == "paper")
     e = torch.stack([activation.psi(variance) for variance in q])  # eq. e_recursion
     return Propagation(q, v, e, scale.square() * e)
 
@@ -170,25 +168,20 @@ def _mean_field_recursion(
     return torch.stack(qs), torch.stack(vs)
 
 
-def _isotropic_recursion(
-    activation: Activation, skips: Tensor, scale: Tensor, second: Tensor, bias: float
+def _mean_square_recursion(
+    activation: Activation, skips: Tensor, scale: Tensor, second: Tensor, bias: float, as_printed: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return `Propagation`'s q [L] and v [L + 1], from the recursion of the streams' mean square."""
-    qs, vs = [], [second.diagonal().mean()]
-    for layer, skip in enumerate(skips):
-        qs.append(scale[layer].square() * vs[-1] + bias**2)
-        vs.append(activation.kappa(qs[-1]) + skip.square().sum() / len(skip) * vs[-1])  # eq. v_recursion
-    return torch.stack(qs), torch.stack(vs)
+    """Return `Propagation`'s q [L] and v [L + 1], from the recursion of the streams' mean square.
 
-
-def _paper_recursion(activation: Activation, skips: Tensor, scale: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `Propagation`'s q [L] and v [L + 1], from the paper's recursion of mean square and mean squared slope."""
+    `as_printed` adds the mean squared slope to v and divides the squared norm of A ⊗ I_p by p, as the paper does.
+    """
     qs, vs = [], [second.diagonal().mean()]
-    slope = activation.psi(scale[0].square() * vs[0])
+    coordinates = 1 if as_printed else skips.shape[-1]
+    slope = activation.psi(scale[0].square() * vs[0]) if as_printed else 0.0
     for layer, skip in enumerate(skips):
-        qs.append(scale[layer].square() * (vs[-1] + slope))  # eq. q_recursion
-        slope = activation.psi(qs[-1])  # eq. e_recursion
-        vs.append(activation.kappa(qs[-1]) + skip.square().sum() * vs[-1])  # eq. v_recursion: A ⊗ I_p over p
+        qs.append(scale[layer].square() * (vs[-1] + slope) + bias**2)  # eq. q_recursion
+        slope = activation.psi(qs[-1]) if as_printed else 0.0  # eq. e_recursion
+        vs.append(activation.kappa(qs[-1]) + skip.square().sum() / coordinates * vs[-1])  # eq. v_recursion
     return torch.stack(qs), torch.stack(vs)
 
 
