@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from jpmhc import spectra
+from jpmhc import MIXERS, spectra
 from jpmhc.cli.spectrum import Query, answer_query
 from jpmhc.report import spectrum
 from jpmhc.report.spectrum import SCALAR, draw_spectrum, print_answer
@@ -165,14 +165,20 @@ def test_the_curve_is_zero_across_gaps(drawn, tmp_path):
         assert np.trapezoid(values[band], grid[band]) == pytest.approx(0.5, abs=0.02)
 
 
-def test_a_density_is_drawn_with_the_mass_below_its_grid(tmp_path):
-    torch.manual_seed(0)
-    network = spectra.Network.from_mixer("grassmann", 3, 0.001)
-    assert repr(network) == "Network(3 layers, 4 streams, mean variance 0.001, of streams)"
+def test_a_density_is_drawn_with_the_mass_below_its_grid_beside_samples(tmp_path):
+    skips = MIXERS["sinkhorn"].sample(4, (10,), generator=torch.Generator().manual_seed(0))
+    network = spectra.Network(skips, torch.full((10,), 0.005))
+    assert repr(network) == "Network(10 layers, 4 streams, mean variance 0.005)"
+    assert repr(network.end_to_end()).endswith("0.005, the model's own map)")
     curve = spectra.density(network)
-    figure = curve.plot(tmp_path / "density.svg")
-    s, values = curve.singular_values()
-    drawn = figure.axes[0].lines[0]
-    assert float(drawn.get_ydata().max()) == pytest.approx(float(values.max()), rel=1e-6)
-    assert float(drawn.get_xdata().max()) == pytest.approx(float(s.max()), rel=1e-6)
+    samples = spectra.simulate(network, width=25, samples=4, seed=0)
+    body, shares = curve.plot(tmp_path / "density.svg", samples).axes
+    low, high = body.get_xlim()
+    assert 0.7 < low < 0.86 < 1.18 < high < 1.4  # the band that has not collapsed fills the axis
+    grid, values = line_of(body, EXACT)
+    assert np.trapezoid(values[grid > low], grid[grid > low]) == pytest.approx(0.25, abs=0.01)
+    assert "75.0% of singular values" in body.texts[0].get_text()
+    assert len(body.patches) == 1  # the samples' bars
+    assert len(shares.lines) == 4  # samples, theory, its left end, the mark at 0.1
+    assert not curve.plot().axes[0].patches
     assert (tmp_path / "density.svg").stat().st_size > 1000

@@ -58,7 +58,7 @@ def recommend(
     from jpmhc.report.recommendation import (
         draw_spectra,
         plot_recommendations,
-        print_recommendation,
+        print_recommendations,
         write_recommendation,
     )
     from jpmhc.report.style import save_figure
@@ -85,9 +85,7 @@ def recommend(
                 mixers=mixers or None,
             )
             ranked.append((one, answer))
-    for one, answer in ranked:
-        print(f"depth {one}")
-        print_recommendation(answer)
+    print_recommendations(ranked)
     if spectra:
         chosen = ranked[-1][1].candidates[:spectra]
         with StageProgress(len(chosen)) as progress:

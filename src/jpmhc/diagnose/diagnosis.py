@@ -132,7 +132,8 @@ class Diagnosis:
         head, _, table = str(self).partition("\n\n")
         _, _, table = table.partition("\n\n")
         verdict = "".join(f"<li>{html.escape(line)}</li>" for line in self.verdict)
-        return f"<p><b>{html.escape(head)}</b></p><ol>{verdict}</ol><pre>{html.escape(table)}</pre>"
+        table = f"<pre style='font-family: monospace'>{html.escape(table)}</pre>"
+        return f"<p><b>{html.escape(head)}</b></p><ol>{verdict}</ol>{table}"
 
     def __repr__(self) -> str:
         return f"Diagnosis({self.model}, from {self.start} to {self.stop}: {self.whole!r})"

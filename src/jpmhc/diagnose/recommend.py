@@ -11,6 +11,7 @@ import functools
 import html
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -157,7 +158,7 @@ class Recommendation:
     def _repr_html_(self) -> str:
         heads, *rows = (line for line in str(self).splitlines() if line.startswith(" "))
         table, text = "\n".join([heads, *rows]), f"{LEGEND} {self.assumptions}"
-        return f"<pre>{html.escape(table)}</pre><p>{html.escape(text)}</p>"
+        return f"<pre style='font-family: monospace'>{html.escape(table)}</pre><p>{html.escape(text)}</p>"
 
     def __repr__(self) -> str:
         return f"Recommendation({', '.join(candidate.mixer for candidate in self.candidates)})"
@@ -171,7 +172,7 @@ class Recommendation:
             loss = "–" if row.measured_loss is None else f"{row.measured_loss:+.3f}"
             cells = (row.mixer, *shares, *(f"{value:.3g}" for value in rest), loss)
             lines.append("".join(f"{cell:>14}" for cell in cells))
-        return "\n".join([*lines, LEGEND, self.assumptions])
+        return "\n".join([*lines, *(textwrap.fill(text, len(lines[0])) for text in (LEGEND, self.assumptions))])
 
 
 @use_threads(1)

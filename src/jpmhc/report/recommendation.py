@@ -17,38 +17,28 @@ from jpmhc.report.style import INK, colour_of, save_figure
 from jpmhc.spectra import Density
 from jpmhc.spectra.density import COLLAPSED
 
+_COLUMNS = ("J lost\nstart", "J lost\ndrift", "T lost", "γ\nfirst", "γ\nlast", "until\nlost", "kpar", "kFLOP", "loss")
 _MOST_LAYERS = 1e4  # the largest number of layers until collapse on a figure's axis; no model has so many layers
 
 
-def print_recommendation(recommendation: Recommendation) -> None:
-    """Print a recommendation's ranked mixers and assumptions."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("mixer", no_wrap=True)
-    for column in (
-        "J lost\nstart",
-        "J lost\ndrift",
-        "T lost",
-        "γ\nfirst",
-        "γ\nlast",
-        "until\nlost",
-        "kpar",
-        "kFLOP",
-        "loss",
-    ):
-        table.add_column(column, justify="right", min_width=max(map(len, column.split("\n"))))
-    for one in recommendation.candidates:
-        table.add_row(*_cells(one))
+def print_recommendations(recommendations: Sequence[tuple[int, Recommendation]]) -> None:
+    """Print each depth's ranked mixers, and then the columns' meaning and the last depth's assumptions."""
     console = Console()
-    console.print(table)
-    console.print(
-        f"{LEGEND} kpar, kFLOP: thousands of parameters per connection and of operations per token.", style="dim"
-    )
-    console.print(f"Assumed: {recommendation.assumptions}", style="dim")
-    console.print(f"First by this theory: {recommendation.best.mixer}")
-    measured = [one for one in recommendation.candidates if one.measured_loss is not None]
+    for depth, recommendation in recommendations:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("mixer", no_wrap=True)
+        for column in _COLUMNS:
+            table.add_column(column, justify="right", min_width=max(map(len, column.split("\n"))))
+        for one in recommendation.candidates:
+            table.add_row(*_cells(one))
+        console.print(f"depth {depth}", table, f"First by this theory: {recommendation.best.mixer}", sep="\n")
+    last = recommendations[-1][1]
+    measured = [one for one in last.candidates if one.measured_loss is not None]
     if measured:
         lowest = min(measured, key=lambda one: one.measured_loss or 0.0)
         console.print(f"Lowest measured loss: {lowest.mixer}")
+    costs = "kpar, kFLOP: thousands of parameters per connection and of operations per token."
+    console.print(f"{LEGEND} {costs}\nAssumed: {last.assumptions}", style="dim")
 
 
 def _cells(one: Candidate) -> tuple[str, ...]:

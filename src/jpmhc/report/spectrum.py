@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -79,37 +80,43 @@ def write_curve(curve: Density, path: Path) -> Path:
 
 
 def draw_spectrum(answer: Answer, title: str, path: Path, colour: str = EXACT) -> Path:
-    """Draw one spectrum as two charts: the density of its upper bands, and its distribution function.
-
-    Only the distribution function shows mass at zero and in narrow bands far below the upper bands. The title is the
-    first line above the figure; further lines describe the spectrum in words. The theory's curve has the colour if it
-    is exact.
-    """
-    from matplotlib.figure import Figure  # takes half a second, which the command's help need not wait for
-
-    figure = Figure(figsize=(10, 3.9), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    style = {"color": colour if answer.density.exact else SCALAR, "linewidth": 1.6}
-    _draw_upper_bands(left, answer, style)
-    _draw_shares(right, answer, style)
-    words = textwrap.fill(describe_spectrum(answer), 115)
-    figure.suptitle(f"{title}\n{words}", fontsize=11, color=INK)
-    for ax in (left, right):
-        ax.spines[["top", "right"]].set_visible(False)
-    # the legend goes below the curve if the curve starts high, or else to its upper left
-    right.legend(frameon=False, fontsize=9, loc="lower center" if answer.density.below > 0.3 else "upper left")
+    """Draw one spectrum as `plot_density` does, with the title and a description of the spectrum above the figure."""
+    figure = _draw_curves(answer.density, answer.edges, answer.sampled, colour)
+    figure.suptitle(f"{title}\n{textwrap.fill(describe_spectrum(answer), 115)}", fontsize=11, color=INK)
     return save_figure(figure, path)
 
 
-def plot_density(curve: Density) -> Figure:
-    """Return a figure of the density of singular values; its title has the share of singular values below the grid."""
-    from jpmhc.report.charts import Axis, Chart, Line, draw_figure  # they import matplotlib
+def plot_density(curve: Density, sampled: Tensor | None = None) -> Figure:
+    """Return a figure of two charts: the density of the upper bands, and the distribution function.
 
-    s, values = full_curve(curve, 0.0)
-    title = f"{curve.below:.1%} of singular values lie below this axis" if curve.below > WORTH_SAYING else ""
-    lines = [Line(f"{curve.method}{'' if curve.exact else ', not exact'}", s, values, EXACT if curve.exact else SCALAR)]
-    chart = Chart(title, lines, Axis("singular value"), Axis("density"), [(COLLAPSED, "collapsed")])
-    return draw_figure([chart], columns=1)
+    Only the distribution function shows mass at zero and in narrow bands far below the upper bands.
+
+    Args:
+        curve: The density.
+        sampled: The squared singular values of sampled networks, drawn behind the density.
+    """
+    s, values = curve.singular_values()
+    lit = torch.nonzero(s * values >= _DARK).flatten()
+    cuts = torch.nonzero(lit.diff() > 1).flatten()
+    first, last = torch.cat([lit[:1], lit[cuts + 1]]), torch.cat([lit[cuts], lit[-1:]])
+    bands = torch.stack([s[first], s[last]], -1) if len(lit) else s[[0, -1]][None]
+    return _draw_curves(curve, bands, sampled, EXACT)
+
+
+def _draw_curves(curve: Density, bands: Tensor, sampled: Tensor | None, colour: str) -> Figure:
+    """Return the figure of `plot_density`; the theory's curve has the colour if it is exact."""
+    from jpmhc.report.charts import NotebookFigure  # matplotlib takes half a second, for which --help need not wait
+
+    figure = NotebookFigure(figsize=(10, 3.9), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    style = {"color": colour if curve.exact else SCALAR, "linewidth": 1.6}
+    _draw_upper_bands(left, curve, bands, sampled, style)
+    _draw_shares(right, curve, bands, sampled, style)
+    for ax in (left, right):
+        ax.spines[["top", "right"]].set_visible(False)
+    # the legend goes below the curve if the curve starts high, or else to its upper left
+    right.legend(frameon=False, fontsize=9, loc="lower center" if curve.below > 0.3 else "upper left")
+    return figure
 
 
 def describe_spectrum(answer: Answer) -> str:
@@ -134,38 +141,36 @@ def describe_spectrum(answer: Answer) -> str:
     return " · ".join(words)
 
 
-def _upper_bands(answer: Answer) -> tuple[float, float]:
+def _upper_bands(bands: Tensor) -> tuple[float, float]:
     """Return the lowest and highest end of the bands that lie above 1/30 of the largest singular value."""
-    bands = answer.edges
     high = float(bands.max())
     near = bands[(bands[:, 0] > high / 30)]
     return (float(near.min()) if len(near) else max(float(bands[-1, 0]), high * 1e-12)), high
 
 
-def _lowest(answer: Answer) -> float:
+def _lowest(curve: Density, bands: Tensor) -> float:
     """Return the lower end of the spectrum on its grid, or twelve decades below the upper end if that is larger."""
-    curve = answer.density
     below = float(curve.cumulative()[0])
-    return max(curve.quantile(below + 0.002 * (1 - below)), float(answer.edges.max()) * 1e-12)
+    return max(curve.quantile(below + 0.002 * (1 - below)), float(bands.max()) * 1e-12)
 
 
-def _draw_upper_bands(ax: Axes, answer: Answer, style: Look) -> None:
+def _draw_upper_bands(ax: Axes, curve: Density, bands: Tensor, sampled: Tensor | None, style: Look) -> None:
     """Draw the density of the upper bands, and write the share of singular values left of the axis."""
-    low, high = _upper_bands(answer)
+    low, high = _upper_bands(bands)
     logarithmic = high > 10 * low
     if logarithmic:
-        low = _lowest(answer)
+        low = _lowest(curve, bands)
         limits = (low / 3, high * 3)
     else:
         margin = 0.25 * (high - low) or 0.1 * high
         limits = (max(low / 2, low - margin), high + margin)
-    grid, values = full_curve(answer.density, limits[1])
+    grid, values = full_curve(curve, limits[1])
     values = values * grid * np.log(10) if logarithmic else values
     inside = (grid >= limits[0]) & (grid <= limits[1])
     peak = float(values[inside].max(initial=0.0))
-    left_out = float(np.interp(limits[0], answer.density.x.sqrt().numpy(), answer.density.cumulative().numpy()))
-    if answer.sampled is not None:
-        s = singular_values(answer.sampled)
+    left_out = float(np.interp(limits[0], curve.x.sqrt().numpy(), curve.cumulative().numpy()))
+    if sampled is not None:
+        s = singular_values(sampled)
         shown = s[(s >= limits[0]) & (s <= limits[1])]
         if len(shown) > 1:
             edges = fitting_edges(shown) if logarithmic else np.linspace(*limits, BINS + 1)
@@ -184,16 +189,15 @@ def _draw_upper_bands(ax: Axes, answer: Answer, style: Look) -> None:
         ax.text(0.015, 0.97, words, transform=ax.transAxes, va="top", fontsize=9, color=style["color"])
 
 
-def _draw_shares(ax: Axes, answer: Answer, style: Look) -> None:
+def _draw_shares(ax: Axes, curve: Density, bands: Tensor, sampled: Tensor | None, style: Look) -> None:
     """Draw the distribution function of the singular values, down to at most twelve decades below the largest."""
-    curve, high = answer.density, float(answer.edges.max())
-    lowest = _lowest(answer)
+    high, lowest = float(bands.max()), _lowest(curve, bands)
     logarithmic = curve.below > WORTH_SAYING or high > 10 * lowest
     bottom = min(lowest / 3, 0.03) if logarithmic else lowest
     margin = 0.25 * (high - lowest) or 0.1 * high
     limits = (bottom, high * 2) if logarithmic else (max(bottom / 2, bottom - margin), high + margin)
-    if answer.sampled is not None:
-        s = np.concatenate([[0.0], singular_values(answer.sampled), [limits[1]]])
+    if sampled is not None:
+        s = np.concatenate([[0.0], singular_values(sampled), [limits[1]]])
         shares = np.concatenate([[0.0], np.arange(1, len(s) - 1) / (len(s) - 2), [1.0]])
         ax.step(s, shares, where="post", color=SAMPLED, linewidth=5, label="sampled networks")
     grid = np.concatenate([[limits[0] * 1e-3], curve.x.sqrt().numpy(), [limits[1]]])

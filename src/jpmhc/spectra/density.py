@@ -95,11 +95,12 @@ class Density:
             f"below={self.below:.3g}, method={self.method!r}, exact={self.exact})"
         )
 
-    def plot(self, path: str | Path | None = None) -> Figure:
-        """Return a matplotlib figure of the density of singular values.
+    def plot(self, path: str | Path | None = None, samples: Tensor | None = None) -> Figure:
+        """Return a matplotlib figure of the density and the distribution function of singular values.
 
         Args:
             path: A file to write the figure to as well: PNG, SVG or PDF by its ending.
+            samples: The squared singular values of `simulate`, drawn behind the theory.
 
         >>> figure = density(Network.repeated(torch.eye(2), 0.1, 3)).plot()
         >>> figure.axes[0].get_xlabel()
@@ -108,7 +109,7 @@ class Density:
         from jpmhc.report.spectrum import plot_density
         from jpmhc.report.style import save_figure
 
-        figure = plot_density(self)
+        figure = plot_density(self, samples)
         if path is not None:
             save_figure(figure, Path(path))
         return figure

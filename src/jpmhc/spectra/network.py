@@ -268,7 +268,8 @@ class Network:
         given = [name for name in (*_FIELDS[2:], "sublayers") if getattr(self, name) is not None]
         noise = f", with {', '.join(given)}" if given else ""
         mean = float(self.variance.mean())
-        return f"Network({self.depth} layers, {self.streams} streams, mean variance {mean:.3g}{noise}, of {self.ends})"
+        ends = ", the model's own map" if self.ends == "model" else ""
+        return f"Network({self.depth} layers, {self.streams} streams, mean variance {mean:.3g}{noise}{ends})"
 
     @property
     def depth(self) -> int:
