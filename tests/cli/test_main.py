@@ -72,6 +72,13 @@ def test_every_command_has_help_with_its_description_and_an_example(command, cap
     assert all(line.startswith(f"Example: jpmhc {command} ") and line.count("jpmhc") == 1 for line in examples)
 
 
+def test_the_help_of_an_option_is_filled_whatever_lines_the_source_has(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    assert "None: the last step. --resume latest continues to the last step." in capsys.readouterr().out
+
+
 def test_no_command_is_answered_with_the_help(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([])

@@ -21,6 +21,7 @@ from inspect import cleandoc
 from typing import Any, NoReturn
 
 import tyro
+from docstring_parser import parse_from_object
 from tyro import _errors
 from tyro._arguments import ArgumentDefinition
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -52,11 +53,16 @@ def parse_and_call(function: Callable[..., None], program: str, words: Sequence[
 def make_option_form(default: object, **fields: Field) -> Form:
     """Return a form: an instance of a dataclass derived from the default's, with new annotations and values of fields.
 
+    Its docstring has each field's help on one line, because tyro keeps the line breaks of indented docstrings.
+
     The default has the values of all other fields; the value of a changed or new field may be another form.
     """
     cls: Any = type(default)
     new = [(name, hint, dataclasses.field(default=value)) for name, (hint, value) in fields.items()]
-    namespace = {"__doc__": cls.__doc__, "_library_class": cls}
+    parents = [parent for parent in cls.__mro__ if dataclasses.is_dataclass(parent)]
+    options = {one.arg_name: one.description for parent in parents[::-1] for one in parse_from_object(parent).params}
+    lines = [f"    {name}: {' '.join((text or '').split())}" for name, text in options.items()]
+    namespace = {"__doc__": "\n".join([cls.__doc__ or "", "", "Args:", *lines]), "_library_class": cls}
     form = dataclasses.make_dataclass(cls.__name__, new, bases=(cls,), frozen=True, namespace=namespace)
     known = {field.name: getattr(default, field.name) for field in dataclasses.fields(cls)}
     return form(**{**known, **{name: value for name, (_, value) in fields.items()}})
