@@ -13,11 +13,12 @@ class Shrinking(Mixer):
 
     name = "shrinking"
 
-    def __init__(self, streams):
+    def __init__(self, streams, begin=-6.0):
         super().__init__(streams, logits=1)
+        self.begin = begin
 
     def start(self):
-        return torch.full((1,), -6.0)
+        return torch.full((1,), self.begin)
 
     def forward(self, logits):
         eye = torch.eye(self.streams, dtype=logits.dtype, device=logits.device)

@@ -80,6 +80,15 @@ def test_lines_of_one_name_share_an_entry_of_the_legend():
     assert not Chart("t", three[:2], Axis("x"), Axis("y")).legend
 
 
+def test_a_single_point_has_its_marker_in_the_legend_and_a_long_name_is_broken():
+    points = [Line(name, [1], [0], "#123456") for name in ("a", "b")]
+    figure = draw_figure([Chart("t", points, Axis("x"), Axis("", names=["short", "my_mixers:Shrinking:streams=2"]))])
+    handles = figure.axes[0].get_legend().legend_handles
+    assert [handle.get_marker() for handle in handles] == ["o", "o"]
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names == ["short", "my_mixers:\nShrinking:\nstreams=2"]
+
+
 def test_empty_charts_are_left_out_of_a_figure(tmp_path):
     full = Chart("full", [Line("a", [1, 2], [1, 2], "#123456")], Axis("x"), Axis("y"))
     empty = Chart("empty", [], Axis("x"), Axis("y"))

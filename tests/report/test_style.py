@@ -33,7 +33,15 @@ def test_every_mixer_has_a_colour_of_its_own_that_can_be_seen_on_both_pages(furt
 def test_random_skips_have_the_colour_of_their_mixer():
     for ensemble, mixer in ENSEMBLES.items():
         assert colour_of(ensemble) == colour_of(mixer.name)
-    assert colour_of(None) == colour_of("no such mixer") == PLAIN
+    assert colour_of(None) == colour_of("plain") == colour_of("plain-wide") == PLAIN
+
+
+def test_a_mixer_of_ones_own_has_a_colour():
+    colours = [colour_of(name) for name in ("my_mixers:Shrinking", "my_mixers:Householder")]
+    assert len({PLAIN, *colours, *map(colour_of, MIXERS)}) == len(MIXERS) + 3
+    assert colours == [colour_of(name) for name in ("my_mixers:Shrinking", "my_mixers:Householder")]
+    for colour, page in itertools.product(colours, ("#ffffff", "#15171b")):
+        assert contrast(colour, page) > 2.9
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,11 @@ def test_moments_against_quadrature(name, variance):
     )
 
 
+def test_an_activation_without_a_derivative_is_refused():
+    with pytest.raises(ValueError, match="the derivative of the activation 'mish' must be a function of a tensor"):
+        Activation("mish", torch.nn.functional.mish, None)
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_function_and_derivative(name):
     x = torch.tensor([-3.1, -0.7, -0.2, 0.3, 0.9, 2.7], dtype=torch.float64)

@@ -268,8 +268,10 @@ def test_a_mixer_of_ones_own_is_said_when_wrapping_and_given_when_loading(tmp_pa
         ValueError, match=r"wrapped with the mixer Shrinking, which is not one of .*mixer=Shrinking\(…\)$"
     ):
         jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path)
-    with pytest.raises(ValueError, match=r"mixer=Shrinking\(…\), not a Sinkhorn"):
+    with pytest.raises(ValueError, match=r"mixer=Shrinking\(…\), not Sinkhorn"):
         jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path, mixer=jpmhc.mixers.Sinkhorn(4))
+    with pytest.raises(ValueError, match=r"wrapped with Shrinking\(begin=-6.0\), not begin=-3.0"):
+        jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path, mixer=Shrinking(4, begin=-3.0))
     loaded = jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path, mixer=Shrinking(4))
     inputs = default_inputs(model)
     assert difference(model(**inputs).logits, loaded(**inputs).logits) < 1e-6

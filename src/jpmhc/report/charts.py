@@ -33,6 +33,7 @@ _SVG: Any = {
     "font.sans-serif": ["DejaVu Sans"],
 }
 _LEGEND: Look = {"frameon": False, "labelcolor": INK}
+_LONG_NAME = 18  # names beside an axis that have at least this many characters are broken at colons
 _DECADES = 12  # the most decades of a logarithmic axis below the largest value
 
 Dashes = tuple[float, ...]  # lengths of dashes and gaps in pixels; empty: a solid line
@@ -105,7 +106,8 @@ class Chart:
             if line.low is not None:
                 ax.fill_between(x, low, high, color=line.colour, alpha=0.16, linewidth=0, gid="band")
         if self.y.names:
-            ax.set_yticks(range(len(self.y.names)), self.y.names)
+            names = [name if len(name) < _LONG_NAME else name.replace(":", ":\n") for name in self.y.names]
+            ax.set_yticks(range(len(names)), names)
         finish_axes(ax, whole=(self.x.whole, self.y.whole))
         bottom, top = ax.get_xlim()
         for row, (value, word) in enumerate(mark for mark in self.marks if bottom < mark[0] < top):
@@ -192,8 +194,9 @@ def _make_handles(legend: dict[str, Line]) -> tuple[list[Line2D], list[str]]:
 def _look(line: Line, width: float) -> Look:
     style = (0, tuple(length / width for length in line.dashes)) if line.dashes else "-"
     look = {"color": line.colour, "linewidth": width, "linestyle": "none" if len(line.x) == 1 else style}
-    if line.marker:
-        look |= {"marker": line.marker, "markersize": 6, "markerfacecolor": line.colour if line.filled else PAPER}
+    marker = "o" if line.marker is None and len(line.x) == 1 else line.marker
+    if marker:
+        look |= {"marker": marker, "markersize": 6, "markerfacecolor": line.colour if line.filled else PAPER}
     return look
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import math
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,12 +58,13 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def colour_of(mixer: str | None) -> str:
-    """Return the colour of a mixer, given its name or the name of its random skips; grey for any other name or None."""
+    """Return the colour of a mixer, given its name or the name of its random skips; grey for a plain model or None."""
     names = list(MIXERS)
     name = ENSEMBLES[mixer].name if mixer in ENSEMBLES else mixer
-    if name not in names:
+    if name is None or name.split("-")[0] == "plain":
         return PLAIN
-    number = names.index(name)
+    # A mixer of the user's own has a colour that depends on its name alone.
+    number = names.index(name) if name in names else len(names) + zlib.crc32(name.encode()) % 1000
     return _PALETTE[number] if number < len(_PALETTE) else _make_colour(number)
 
 

@@ -52,6 +52,14 @@ class Activation:
     kinks: tuple[float, ...] = ()
     closed: tuple[Function, Function, Function] | None = None
 
+    def __post_init__(self) -> None:
+        for part in ("function", "derivative"):
+            if not callable(getattr(self, part)):
+                raise ValueError(
+                    f"the {part} of the activation {self.name!r} must be a function of a tensor, got "
+                    f"{getattr(self, part)!r}"
+                )
+
     def psi(self, variance: Tensor | float) -> Tensor:
         r"""Return the mean square slope $\psi(v) = E[\phi'(\sqrt v Z)^2]$ for a standard normal Z (eq. psi)."""
         return self._moment(variance, 0, lambda x: self.derivative(x).square())

@@ -113,12 +113,17 @@ def read_record(record: dict[str, Any], mixer: Mixer | None = None) -> tuple[Rec
 def _read_mixer(described: str | dict[str, Any] | None, mixer: Mixer | None) -> str | Mixer:
     """Return the mixer `described` in a record; if it is a class of the user's own, return the given `mixer`."""
     if isinstance(described, dict) and described["settings"] is None:
-        if mixer is None or type(mixer).__name__ != described["name"]:
+        own = described["name"]
+        if mixer is None or type(mixer).__name__ != own:
+            other = type(mixer).__name__ if isinstance(mixer, Mixer) else repr(mixer)
             raise ValueError(
-                f"the model was wrapped with the mixer {described['name']}, which is not one of jpmhc's: give "
-                f"load_wrapped mixer={described['name']}(…)"
-                + ("" if mixer is None else f", not a {type(mixer).__name__}")
+                f"the model was wrapped with the mixer {own}, which is not one of jpmhc's: give load_wrapped "
+                f"mixer={own}(…)" + ("" if mixer is None else f", not {other}")
             )
+        settings, _ = _read_settings(mixer)
+        for key, value in described.get("known", {}).items():
+            if settings.get(key, value) != value:
+                raise ValueError(f"the model was wrapped with {own}({key}={value!r}), not {key}={settings[key]!r}")
         return mixer
     if mixer is not None:
         raise ValueError("mixer= is for a mixer of your own; this configuration describes the model's mixer")
@@ -133,11 +138,17 @@ def _describe_mixer(mixer: str | Mixer) -> str | dict[str, Any]:
     """Return a mixer's name, or its name and settings; the settings are None if a record cannot hold them."""
     if isinstance(mixer, str):
         return mixer
-    if MIXERS.get(mixer.name) is not type(mixer):
-        return {"name": type(mixer).__name__, "settings": None}
+    settings, complete = _read_settings(mixer)
+    if complete and MIXERS.get(mixer.name) is type(mixer):
+        return {"name": mixer.name, "settings": settings}
+    return {"name": type(mixer).__name__, "settings": None, "known": settings}
+
+
+def _read_settings(mixer: Mixer) -> tuple[dict[str, int | float | str | None], bool]:
+    """Return a mixer's settings that a record can hold, and whether these are all of its settings."""
     settings = {key: getattr(mixer, key, ...) for key in inspect.signature(type(mixer)).parameters}
-    plain = all(value is None or isinstance(value, int | float | str) for value in settings.values())
-    return {"name": mixer.name, "settings": settings} if plain else {"name": type(mixer).__name__, "settings": None}
+    plain = {key: value for key, value in settings.items() if value is None or isinstance(value, int | float | str)}
+    return plain, len(plain) == len(settings)
 
 
 def is_described(mixer: str | Mixer) -> bool:

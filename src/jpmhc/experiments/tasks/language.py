@@ -125,8 +125,8 @@ def prepare_tokens(
     training = sum(len(text) for key, text in texts.items() if not _is_validation(key))
     if training == 0 or training == sum(map(len, texts.values())):
         raise ValueError(
-            f"{', '.join(map(str, sources))}: {len(texts)} files of text are too few to train on some of them and to "
-            f"validate on others (files end in {' '.join(suffixes)})"
+            f"{', '.join(map(str, sources))}: too few files of text ({len(texts)}) to train on some and validate on "
+            f"others (files end in {' '.join(suffixes)})"
         )
     size = vocabulary or min(2**14, max(512, 2 ** round(math.log2(training / _BYTES_PER_WORD))))
     key = hashlib.blake2b(repr((list(texts), size, limit)).encode(), digest_size=8).hexdigest()
