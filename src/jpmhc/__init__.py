@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     )
     from jpmhc.diagnose import diagnose
     from jpmhc.diagnose.recommend import recommend
-    from jpmhc.dialects.accelerate import accelerate
+    from jpmhc.dialects import accelerate
     from jpmhc.mixers import MIXERS
     from jpmhc.paper import generators
     from jpmhc.wrap import load_wrapped, prepare_stage, unwrap, wrap

@@ -5,6 +5,9 @@ import torch
 from torch import nn
 
 VOCABULARY = 64
+SIZES = {"vocab_size": VOCABULARY, "hidden_size": 32, "moe_intermediate_size": 16, "num_attention_heads": 2}
+SIZES |= {"num_experts_per_tok": 2, "max_position_embeddings": 64, "pad_token_id": 0}
+ATTENTION = {"q_lora_rank": 16, "index_topk": 4, "index_n_heads": 2}
 
 
 def require(name: str):
@@ -16,24 +19,16 @@ def require(name: str):
 def deepseek_v4(layers: int = 3) -> nn.Module:
     module = require("deepseek_v4")
     config = module.DeepseekV4Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        moe_intermediate_size=16,
+        **SIZES,
+        **ATTENTION,
         num_hidden_layers=layers,
-        num_attention_heads=2,
         head_dim=16,
-        q_lora_rank=16,
-        num_experts_per_tok=2,
         n_routed_experts=4,
-        max_position_embeddings=64,
         sliding_window=8,
         o_groups=2,
         o_lora_rank=8,
-        index_n_heads=2,
         index_head_dim=8,
-        index_topk=4,
         num_nextn_predict_layers=0,
-        pad_token_id=0,
     )
     return module.DeepseekV4ForCausalLM(config)
 
@@ -41,27 +36,19 @@ def deepseek_v4(layers: int = 3) -> nn.Module:
 def glm5_next(layers: int = 4) -> nn.Module:
     module = require("glm5_next")
     text = {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 32,
+        **SIZES,
+        **ATTENTION,
         "intermediate_size": 48,
-        "moe_intermediate_size": 16,
         "num_hidden_layers": layers,
-        "num_attention_heads": 2,
         "num_key_value_heads": 2,
         "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
         "kv_lora_rank": 16,
-        "q_lora_rank": 16,
         "v_head_dim": 16,
         "qk_nope_head_dim": 16,
-        "max_position_embeddings": 64,
-        "index_topk": 4,
         "index_head_dim": 8,
-        "index_n_heads": 2,
         "linear_head_dim": 16,
         "linear_num_heads": 2,
         "index_kpool": 2,
-        "pad_token_id": 0,
     }
     vision = {
         "depth": 1,
@@ -77,28 +64,20 @@ def glm5_next(layers: int = 4) -> nn.Module:
 def hy_v4(layers: int = 3) -> nn.Module:
     module = require("hy_v4")
     config = module.HYV4Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
+        **SIZES,
+        **ATTENTION,
         intermediate_size=48,
-        moe_intermediate_size=16,
         num_hidden_layers=layers,
-        num_attention_heads=2,
         num_key_value_heads=2,
         head_dim=16,
-        max_position_embeddings=64,
-        pad_token_id=0,
         bos_token_id=1,
         eos_token_id=2,
         n_routed_experts=4,
-        num_experts_per_tok=2,
-        q_lora_rank=16,
         kv_lora_rank=16,
         qk_nope_head_dim=8,
         qk_rope_head_dim=8,
         v_head_dim=16,
-        index_topk=4,
         index_head_dim=16,
-        index_n_heads=2,
         hc_magnitude=3.0,
     )
     return module.HYV4ForCausalLM(config)
@@ -107,23 +86,17 @@ def hy_v4(layers: int = 3) -> nn.Module:
 def qwen4_exp() -> nn.Module:
     module = require("qwen4_exp")
     config = module.Qwen4ExpTextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
+        **SIZES,
         num_hidden_layers=2,
         layer_types=["linear_attention", "indexed_attention"],
-        num_attention_heads=2,
         num_key_value_heads=2,
         head_dim=16,
         linear_key_head_dim=8,
         linear_value_head_dim=8,
         linear_num_key_heads=2,
         linear_num_value_heads=4,
-        moe_intermediate_size=16,
         shared_expert_intermediate_size=16,
-        num_experts_per_tok=2,
         num_experts=4,
-        max_position_embeddings=64,
-        pad_token_id=0,
         eos_token_id=2,
         hc_lowrank=6,
         indexer_n_heads=2,
