@@ -149,6 +149,9 @@ def test_other_bad_input_is_one_sentence(tmp_path):
             Lens.load(tmp_path / name)
     with pytest.raises(ValueError, match="no list of layers: there is nothing to look into"):
         jpmhc.diagnose.lens(nn.Linear(2, 2), 0, [torch.randn(1, 2)], say=None)
+    for fit in (False, True):
+        with pytest.raises(ValueError, match="a prompt gives NaN or infinity after the last layer"):
+            jpmhc.diagnose.lens(StreamNet(), 0, [torch.randn(2, 12), torch.full((2, 12), torch.nan)], fit=fit, say=None)
     lens = jpmhc.diagnose.lens(StreamNet(), 0, [torch.randn(2, 12)], say=None)
     with pytest.raises(ValueError, match=r"reads streams \[\.\.\., 4, 12\], not \[2, 12\]"):
         lens(torch.randn(2, 12))

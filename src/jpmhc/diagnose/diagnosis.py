@@ -268,7 +268,7 @@ def _layers(diagnosis: Diagnosis) -> str:
     if not diagnosis.layers:
         return (
             f"Layers: there are no layers between {diagnosis.start} and {diagnosis.stop} (hyper-connections, or a list "
-            "of like modules), so none is measured apart."
+            "of like modules that keep the width), so none is measured apart."
         )
     gains = np.array([layer.gain for layer in diagnosis.layers])
     gradients = np.array([layer.gradient for layer in diagnosis.layers])

@@ -198,6 +198,8 @@ class _Work:
         at = jacobian.at
         count, width = math.prod(at.positions), at.y.shape[-1]
         streams, final = (part.detach().double().reshape(count, -1).cpu() for part in (at.x, at.y))
+        if not bool(torch.isfinite(final).all()):
+            raise ValueError("a prompt gives NaN or infinity after the last layer: leave it out")
         if not len(self.sketch):
             self.tokens += count
             self.streams += streams.sum(0)
