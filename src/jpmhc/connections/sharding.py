@@ -20,7 +20,7 @@ def shard_connections(model: nn.Module, *, sublayers: bool = True, **options: An
     Call it before `fully_shard(model, **options)`, which shards the rest of the model. The coefficients of all
     connections form one group without a mixed-precision policy: they stay float32 and are gathered once per step. So
     the fused kernels run as on one device; FSDP's hooks around a whole connection would separate it from the next one.
-    For connections without a sublayer, such as those of a wrapped model, the layer around them is sharded.
+    For connections without a sublayer, as in a wrapped model, the layer around them is sharded.
 
     Args:
         model: Any module with `HyperConnection`s inside.
@@ -120,7 +120,7 @@ def _find_maps(model: nn.Module) -> list[CoefficientMap]:
 def _find_sharded(model: nn.Module) -> list[nn.Module]:
     """Return the sublayers of all connections and, for connections without a sublayer, the layers around them.
 
-    A connection's layer is the innermost module around it that has parameters besides those of connections. The model
+    A connection's layer is the innermost module around it that has parameters outside connections. The model
     as a whole is never returned.
     """
     modules = dict(model.named_modules())

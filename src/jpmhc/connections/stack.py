@@ -213,7 +213,7 @@ def _may_be_recomputed() -> bool:
 
 
 def keep_read(x: Tensor, read: Any) -> ReadAhead:
-    """Return the result of a read with the streams x, their number of changes in place and whether gradients are on."""
+    """Return a read's result, the streams x, their number of changes in place, and whether gradients are on."""
     return x, x._version, torch.is_grad_enabled(), read
 
 

@@ -103,8 +103,8 @@ class Ends:
         stop: The module whose output is the map's output; None for the model's own output.
         start_name: The beginning in words.
         stop_name: The end in words.
-        begins_at: The number of the start module's call at which the map begins, which is the first call with
-            gradients; set during the first run.
+        begins_at: The number of the start module's first call with gradients, at which the map begins; set during the
+            first run.
     """
 
     arguments: Arguments

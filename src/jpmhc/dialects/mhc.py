@@ -49,7 +49,7 @@ class ConnectionTensors(Protocol):
 
     @property
     def scale(self) -> Tensor:
-        """The factors of the read's, the write's and, if there are any, the skip's projected logits. [2 or 3]"""
+        """The factors of the projected logits: for the read, the write and, unless it has none, the skip. [2 or 3]"""
 
 
 class ScaledParameters(nn.Module):

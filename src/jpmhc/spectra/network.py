@@ -189,7 +189,7 @@ class Network:
     ) -> Network:
         """Return the linearisation of a nonlinear network, with the noise variance from `propagate`.
 
-        The other arguments are those of `propagate`.
+        The other arguments are passed to `propagate`.
 
         Args:
             paths: The number of draws of all layers' slopes over which the law is averaged; time grows with this
@@ -247,7 +247,7 @@ class Network:
     ) -> Network:
         r"""Return the network of layers $x \leftarrow \mathrm{norm}(H x + w \otimes F(r^\top x))$.
 
-        Each stream is normalised by itself. The arguments are those of `prenorm`. The returned network's skips and
+        Each stream is normalised by itself. The arguments are as in `prenorm`. The returned network's skips and
         write vectors include the division by the norms.
         """
         return cls(**follow_postnorm(skips, read, write, mlp, start_variance, depth)._asdict())

@@ -30,7 +30,7 @@ def _from_front(dim: int, x: Tensor) -> int:
 
 
 def reshape(x: Tensor, *sizes: Any, shape: Any = None) -> Tensor | None:
-    """Return the streams x [..., n, d] for a hidden state [..., d] that is reshaped before its last dimension."""
+    """Reshape the hidden state's dimensions [...], except its last one, in the streams x [..., n, d]."""
     new_shape = _numbers(sizes) if shape is None else tuple(shape)
     if not new_shape or isinstance(new_shape[0], torch.dtype):
         return None
@@ -46,33 +46,33 @@ def reshape(x: Tensor, *sizes: Any, shape: Any = None) -> Tensor | None:
 
 
 def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor | None:
-    """Return the streams x with two dimensions of the hidden state, before its last one, exchanged."""
+    """Exchange two dimensions of the hidden state, except its last one, in the streams x."""
     if not (_leading(dim0, x) and _leading(dim1, x)):
         return None
     return x.transpose(_from_front(dim0, x), _from_front(dim1, x))
 
 
 def permute(x: Tensor, *dims: Any) -> Tensor | None:
-    """Return the streams x with the dimensions of the hidden state before its last one reordered."""
+    """Reorder the dimensions of the hidden state, except its last one, in the streams x."""
     order = [_from_front(dim, x) for dim in _numbers(dims)]
     return x.permute(*order[:-1], x.ndim - 2, x.ndim - 1) if order[-1] == x.ndim - 2 else None
 
 
 def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor | None:
-    """Return the streams x with neighbouring dimensions of the hidden state, before its last one, joined."""
+    """Join neighbouring dimensions of the hidden state, except its last one, in the streams x."""
     if not (_leading(start_dim, x) and _leading(end_dim, x)):
         return None
     return x.flatten(_from_front(start_dim, x), _from_front(end_dim, x))
 
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor | None:
-    """Return the streams x with a dimension of size one, before the hidden state's last dimension."""
+    """Insert a dimension of size one before the hidden state's last dimension in the streams x."""
     position = dim if dim >= 0 else dim + x.ndim
     return x.unsqueeze(position) if position <= x.ndim - 2 else None
 
 
 def squeeze(x: Tensor, *dims: Any, dim: int | None = None) -> Tensor | None:
-    """Return the streams x without the given dimensions of size one of the hidden state."""
+    """Remove the given dimensions of size one of the hidden state from the streams x."""
     squeezed = _numbers(dims) if dim is None else (dim,)
     if not squeezed or not all(_leading(dim, x) for dim in squeezed):
         return None
@@ -80,7 +80,7 @@ def squeeze(x: Tensor, *dims: Any, dim: int | None = None) -> Tensor | None:
 
 
 def roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor | None:
-    """Return the streams x, shifted cyclically along dimensions before the hidden state's last one."""
+    """Shift the streams x cyclically along dimensions of the hidden state, except its last one."""
     rolled = dims if isinstance(dims, Sequence) else [] if dims is None else [dims]
     if not rolled or not all(_leading(dim, x) for dim in rolled):
         return None
@@ -88,7 +88,7 @@ def roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor | None:
 
 
 def getitem(x: Tensor, index: Any) -> Tensor | None:
-    """Return the streams x, indexed in the dimensions before the hidden state's last one."""
+    """Index the streams x in dimensions of the hidden state, except its last one."""
     parts = index if isinstance(index, tuple) else (index,)
     if any(part is Ellipsis or isinstance(part, list) for part in parts):
         return None

@@ -57,7 +57,7 @@ class Choices:
     compile: bool = False
     """Whether to compile the model, which takes half a minute and pays off in evaluations of several minutes."""
     task_options: dict[str, Any] = field(default_factory=dict)
-    """Changed options of the run's task by name, among those in the task's `Overrides`."""
+    """Changed options of the run's task by name; the task's `Overrides` has the options that may change."""
 
     def __post_init__(self) -> None:
         checks.optional_whole_number(self.variants, "variants")

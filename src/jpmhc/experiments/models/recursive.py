@@ -46,7 +46,7 @@ _COUNTS = ["dim", "heads", "layers", "inner_multiple", "puzzle_slots", "h_cycles
 
 @dataclass(frozen=True)
 class RecursiveConfig(ConnectionConfig):
-    """Size, recursion and connections of the model; the defaults are those of the public TRM on ARC."""
+    """Size, recursion and connections of the model; the defaults are the public TRM's on ARC."""
 
     heads: int = 8
     """Number of attention heads."""

@@ -84,7 +84,7 @@ def prepare_search(
 ) -> Search:
     """Choose between exhaustive and local search for a question, and count the classes and sets.
 
-    The arguments are those of `best_generating_set`.
+    The arguments are as in `best_generating_set`.
     """
     if method not in ("auto", "exhaustive", "local"):
         raise ValueError(f"the method must be auto, exhaustive or local, not {method!r}")
