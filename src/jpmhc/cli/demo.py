@@ -24,7 +24,7 @@ def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEFAULT, out: P
 
     with result_folder(out), StageProgress(len(config.mixers) * config.seeds + config.seeds) as progress:
         progress.show(f"training {config.title}")
-        outcomes = run_demo(config, lambda what, done, of: progress.show(f"{done} of {of} runs done: {what}"))
+        outcomes = run_demo(config, lambda name, done, of: progress.show(f"{done} of {of} runs done: {name}"))
     Console().print(tabulate_outcomes(outcomes, config))
     print("\n".join(sum_up(outcomes, config)))
     print(f"\nopen {write_demo_page(outcomes, config, out / 'demo.html')} in a browser")

@@ -85,7 +85,7 @@ def diagnose(
             seconds=seconds,
             seed=seed,
             say=lambda sentence: print(f"plan: {sentence}"),
-            progress=lambda what, share: progress.show(f"{what}: {share:.0%}"),
+            progress=lambda name, share: progress.show(f"{name}: {share:.0%}"),
         )
         progress.finish("everything measured: 100%")
     print(f"\n{diagnosis}\n")

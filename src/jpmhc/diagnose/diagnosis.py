@@ -239,17 +239,17 @@ def _collapse(diagnosis: Diagnosis) -> str:
     if diagnosis.streams is None:
         return f"{first}."
     if lost < _FEW:
-        what = "nothing" if lost < 5e-4 else "hardly anything"  # a smaller share prints as 0.0 %
-        return f"{first}; between the streams {what} is lost ({lost:.1%})."
+        amount = "nothing" if lost < 5e-4 else "hardly anything"  # a smaller share prints as 0.0 %
+        return f"{first}; between the streams {amount} is lost ({lost:.1%})."
     smallest, largest = (float(diagnosis.streams.product[index]) for index in (-1, 0))
-    what = (
+    losses = (
         "differences between streams, which the skips forget (their product shrinks them to "
         f"{smallest:.2g}), while the mean stream passes with weight {diagnosis.streams.direct:.2g}"
         if smallest < COLLAPSED * largest
         else "not the skips' doing (their product keeps every stream difference above "
         f"{smallest:.2g}): sublayers or norms cancel them"
     )
-    return f"{first}; of the streams' directions {lost:.0%} are lost: {what}."
+    return f"{first}; of the streams' directions {lost:.0%} are lost: {losses}."
 
 
 def _explosion(diagnosis: Diagnosis) -> str:

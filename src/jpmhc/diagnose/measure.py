@@ -232,24 +232,24 @@ class _Work:
                 "in which each layer gets the output of the one before, unchanged"
             )
 
-    def _plan_tokens(self, what: str, at: LinearisedMap, share: str, tokens: int) -> dict[int, Part]:
+    def _plan_tokens(self, name: str, at: LinearisedMap, share: str, tokens: int) -> dict[int, Part]:
         """Plan evenly spaced single tokens; add a note and plan none if one token would exceed the time limit."""
         positions = _spread(tokens, math.prod(at.positions))
         parts = {
-            position: self._plan_part(f"{what} {position}", Jacobian(at, position), share, len(positions))
+            position: self._plan_part(f"{name} {position}", Jacobian(at, position), share, len(positions))
             for position in positions
         }
         cost = max(part.seconds for part in parts.values())
         if self.method == "auto" and cost > max(self.seconds, _BEARABLE):
             self.notes.append(
-                f"single tokens would take {describe_time(cost)} each and are left out ({what} …): raise seconds="
+                f"single tokens would take {describe_time(cost)} each and are left out ({name} …): raise seconds="
             )
             return {}
         return parts
 
-    def _plan_part(self, what: str, jacobian: Jacobian, share: str, among: int = 1) -> Part:
+    def _plan_part(self, name: str, jacobian: Jacobian, share: str, among: int = 1) -> Part:
         seconds = self.seconds * _SHARES[share] / among
-        return plan_part(what, jacobian, self.saved, seconds, self.method, self.probes, self.steps)
+        return plan_part(name, jacobian, self.saved, seconds, self.method, self.probes, self.steps)
 
     def all_parts(self) -> list[Part]:
         """Return all planned measurements."""
@@ -295,7 +295,7 @@ class _Work:
             nonlocal done
             done += products
             if self.progress is not None:
-                self.progress(part.what, done / part.products)
+                self.progress(part.name, done / part.products)
 
         return count
 

@@ -30,7 +30,7 @@ class Part:
     """One planned measurement.
 
     Attributes:
-        what: The name of the map.
+        name: The name of the map.
         shape: The Jacobian's rows and columns.
         method: "dense" or "lanczos".
         chunk: The number of rows per backward pass of a dense measurement.
@@ -41,7 +41,7 @@ class Part:
         shortened: Whether probes or steps were reduced below the requested numbers to keep to the limits.
     """
 
-    what: str
+    name: str
     shape: tuple[int, int]
     method: str
     chunk: int
@@ -63,14 +63,14 @@ class Part:
             if self.shortened:
                 how += " (shortened to keep to the limit)"
         size = f"{self.shape[0]} x {self.shape[1]}"
-        return f"{self.what}: {size}, {how}, about {describe_time(self.seconds)} and {describe_bytes(self.bytes)}"
+        return f"{self.name}: {size}, {how}, about {describe_time(self.seconds)} and {describe_bytes(self.bytes)}"
 
 
-def plan_part(what: str, jacobian: Jacobian, saved: int, seconds: float, method: str, probes: int, steps: int) -> Part:
+def plan_part(name: str, jacobian: Jacobian, saved: int, seconds: float, method: str, probes: int, steps: int) -> Part:
     """Choose the method, the size and the cost of the measurement of one Jacobian.
 
     Args:
-        what: The name of the map.
+        name: The name of the map.
         saved: The bytes that the model's graph saves.
         seconds: The time limit of the measurement.
         method: "dense" or "lanczos" at any cost, or "auto" for a choice by cost.
@@ -86,7 +86,7 @@ def plan_part(what: str, jacobian: Jacobian, saved: int, seconds: float, method:
     dense_bytes = rows * columns * (at.y.dtype.itemsize + 16) + chunk * saved // 4 * at.batched
     fits = dense_bytes < _SHARE * free_memory(torch.device("cpu")) and small <= _LARGEST
     if method == "dense" or (method == "auto" and fits and dense_seconds < seconds):
-        return Part(what, (rows, columns), "dense", chunk, 0, 0, dense_seconds, dense_bytes)
+        return Part(name, (rows, columns), "dense", chunk, 0, 0, dense_seconds, dense_bytes)
     asked = (probes, min(steps, small))
     steps = max(1, min(steps, small, int(free_bytes / (16 * (rows + columns)))))
     product = at.seconds["forward"] + at.seconds["backward"]
@@ -95,7 +95,7 @@ def plan_part(what: str, jacobian: Jacobian, saved: int, seconds: float, method:
         steps = max(min(steps, _FEWEST_STEPS), min(steps, int(seconds / (probes * product))))
     cost = probes * steps * product
     basis_bytes = 16 * steps * (rows + columns)
-    return Part(what, (rows, columns), "lanczos", 1, probes, steps, cost, basis_bytes, asked != (probes, steps))
+    return Part(name, (rows, columns), "lanczos", 1, probes, steps, cost, basis_bytes, asked != (probes, steps))
 
 
 def describe_time(seconds: float) -> str:

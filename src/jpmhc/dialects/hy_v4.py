@@ -74,7 +74,7 @@ class Layer(ConnectedLayer):
             connection.hc_eps,
             connection.input_norm.eps,
             borrowed=True,
-            what=name,
+            site=name,
             kernels=kernels,
             write_peak=connection.hc_post_magnitude,
             write_eps=connection.hc_eps,

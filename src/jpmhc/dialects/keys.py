@@ -130,7 +130,7 @@ def check_numbers(tensor: object, key: str) -> None:
         raise ValueError(f"{key!r} in the state dict must be a tensor of floating-point numbers, got {kind}")
 
 
-def check_shape(tensor: Tensor, shape: tuple[int, ...], what: str) -> None:
-    """Raise an error unless the tensor has the given shape; `what` names the tensor in the message."""
+def check_shape(tensor: Tensor, shape: tuple[int, ...], name: str) -> None:
+    """Raise an error unless the tensor has the given shape. The message calls the tensor `name`."""
     if tuple(tensor.shape) != shape:
-        raise ValueError(f"{what} must have the shape {list(shape)}, got {list(tensor.shape)}")
+        raise ValueError(f"{name} must have the shape {list(shape)}, got {list(tensor.shape)}")

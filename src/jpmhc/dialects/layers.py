@@ -55,7 +55,7 @@ class ConnectedLayer:
             connection.hc_eps,
             connection.input_norm.eps,
             borrowed=True,
-            what=name,
+            site=name,
             kernels=kernels,
         )
 

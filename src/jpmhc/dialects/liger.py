@@ -67,7 +67,7 @@ def load(
             eps,
             norm_eps,
             borrowed=False,
-            what=path,
+            site=path,
             transposed=False,
             read_eps=read_eps,
             write_peak=write_peak,

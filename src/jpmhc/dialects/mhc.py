@@ -215,7 +215,7 @@ class Dialect:
             site: make_head(parts, streams, eps, norm_eps, site)
             if site.endswith("head")
             else make_scaled_connection(
-                join_scales(parts, site), streams, iterations, eps, norm_eps, borrowed=False, what=site, **settings
+                join_scales(parts, site), streams, iterations, eps, norm_eps, borrowed=False, site=site, **settings
             )
             for site, parts in sites.items()
         }
@@ -259,32 +259,32 @@ class Dialect:
         return state
 
 
-def join_scales(parts: Mapping[str, Tensor], what: str) -> ScaledParameters:
+def join_scales(parts: Mapping[str, Tensor], site: str) -> ScaledParameters:
     """Return one connection's parameters as a module, with separate scales joined into one tensor."""
     if "scale" in parts:
         return ScaledParameters(**parts)
     for name in SCALES:
         if parts[name].numel() != 1:
-            raise ValueError(f"{what}.{name} must be one number, got the shape {list(parts[name].shape)}")
+            raise ValueError(f"{site}.{name} must be one number, got the shape {list(parts[name].shape)}")
     return ScaledParameters(parts["fn"], parts["base"], torch.cat([parts[name].reshape(1) for name in SCALES]))
 
 
-def read_parts(module: nn.Module, what: str, dialect: str, skip: str) -> dict[str, Tensor]:
+def read_parts(module: nn.Module, site: str, dialect: str, skip: str) -> dict[str, Tensor]:
     """Return the tensors of a connection or a head by part (`PARTS`); none for a head without parameters.
 
     Args:
         module: The connection or the head.
-        what: The module's site, for messages.
+        site: The module's site, for messages.
         dialect: The dialect's name, for messages.
         skip: The dialect's skip. A connection with another skip raises an error.
     """
     if isinstance(module, ScaledConnection):
         if describe_skip(module.mixer) != skip:
-            raise ValueError(f"the skip of {what} is {describe_skip(module.mixer)}, but {dialect} has {skip}")
+            raise ValueError(f"the skip of {site} is {describe_skip(module.mixer)}, but {dialect} has {skip}")
         return {part: getattr(module.map.source, part).detach() for part in PARTS}
     if isinstance(module, StreamHead):
         return dict(zip(PARTS, module.state_dict().values())) if module.kind == "learned" else {}
-    raise ValueError(f"{what} must be a connection or a head that load returned, got {type(module).__name__}")
+    raise ValueError(f"{site} must be a connection or a head that load returned, got {type(module).__name__}")
 
 
 def make_scaled_connection(
@@ -295,7 +295,7 @@ def make_scaled_connection(
     norm_eps: float,
     *,
     borrowed: bool,
-    what: str,
+    site: str,
     kernels: str = "auto",
     transposed: bool = True,
     **settings: Any,
@@ -309,14 +309,14 @@ def make_scaled_connection(
         eps: Added to the reads, and in the Sinkhorn iterations.
         norm_eps: The norm's eps.
         borrowed: Whether the module stays a part of another model.
-        what: The parameters' site, for messages.
+        site: The parameters' site, for messages.
         kernels: As in `HyperConnection`.
         transposed: Whether the skip is the transpose of the Sinkhorn matrix.
         settings: Other settings of `ScaledMap`; `read_eps` replaces `eps` for the reads.
     """
     mixer = make_skip(streams, iterations, eps, transposed)
     scales = 3 if mixer.logits else 2
-    dim = _find_dim(parameters, streams, 2 * streams + mixer.logits, scales, what)
+    dim = _find_dim(parameters, streams, 2 * streams + mixer.logits, scales, site)
     settings = {"eps": norm_eps, "read_eps": eps, **settings}
     coefficients = ScaledMap(parameters, borrowed, dim, mixer, **settings)
     return ScaledConnection(coefficients, kernels=kernels)
@@ -342,21 +342,21 @@ def describe_skip(mixer: Mixer) -> str:
     return "Sinkhorn's matrix transposed" if mixer.transposed else "Sinkhorn's matrix"
 
 
-def make_head(parts: Mapping[str, Tensor], streams: int, eps: float, norm_eps: float, what: str) -> StreamHead:
-    """Return a learned head with the tensors `fn`, `base` and `scale` of `parts`; `what` is its site, for messages."""
+def make_head(parts: Mapping[str, Tensor], streams: int, eps: float, norm_eps: float, site: str) -> StreamHead:
+    """Return a learned head with the tensors `fn`, `base` and `scale` of `parts`; messages name its `site`."""
     source = ScaledParameters(**parts)
-    dim = _find_dim(source, streams, streams, 1, what)
+    dim = _find_dim(source, streams, streams, 1, site)
     head = StreamHead(dim, streams, eps=norm_eps, read_eps=eps, device=source.fn.device)
     head.weight, head.bias, head.scale = source.fn, source.base, source.scale
     return head
 
 
-def _find_dim(tensors: ConnectionTensors, streams: int, logits: int, scales: int, what: str) -> int:
+def _find_dim(tensors: ConnectionTensors, streams: int, logits: int, scales: int, site: str) -> int:
     """Return the width of a stream. Raise an error unless the tensors fit to the numbers of logits and of scales."""
     fn = tensors.fn
     if fn.ndim != 2 or fn.shape[1] % streams:
-        raise ValueError(f"{what}.fn must have the shape [{logits}, {streams} * dim], got {list(fn.shape)}")
-    check_shape(fn, (logits, fn.shape[1]), f"with {streams} streams {what}.fn")
-    check_shape(tensors.base, (logits,), f"with {streams} streams {what}.base")
-    check_shape(tensors.scale, (scales,), f"{what}.scale")
+        raise ValueError(f"{site}.fn must have the shape [{logits}, {streams} * dim], got {list(fn.shape)}")
+    check_shape(fn, (logits, fn.shape[1]), f"with {streams} streams {site}.fn")
+    check_shape(tensors.base, (logits,), f"with {streams} streams {site}.base")
+    check_shape(tensors.scale, (scales,), f"{site}.scale")
     return fn.shape[1] // streams

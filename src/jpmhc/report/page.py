@@ -107,9 +107,9 @@ def render_page(title: str, lead: Sequence[str], sections: Sequence[Section]) ->
 
 @cache
 def _templates() -> Environment:
-    found = Environment(loader=PackageLoader("jpmhc.report"), autoescape=True, undefined=StrictUndefined)
-    found.filters["use_page_colours"] = use_page_colours
-    return found
+    environment = Environment(loader=PackageLoader("jpmhc.report"), autoescape=True, undefined=StrictUndefined)
+    environment.filters["use_page_colours"] = use_page_colours
+    return environment
 
 
 def render_template(name: str, **values: Any) -> str:

@@ -149,11 +149,11 @@ class OutputComparison:
             _refuse_difference(kind, "gradients", difference, rounding**0.25)
 
 
-def _refuse_difference(kind: str, what: str, difference: float, allowed: float) -> None:
+def _refuse_difference(kind: str, quantity: str, difference: float, allowed: float) -> None:
     if not difference <= allowed:
         raise ValueError(
-            f"{kind} cannot be wrapped: its {what} would differ by {difference:.1e} of their largest entry; a layer "
-            "uses its hidden state in a way that wrap cannot follow"
+            f"{kind} cannot be wrapped: its {quantity} would differ by {difference:.1e} of their largest entry; a "
+            "layer uses its hidden state in a way that wrap cannot follow"
         )
 
 

@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def refuse_seed(seed: int, what: str = "seed") -> None:
+def refuse_seed(seed: int, name: str = "seed") -> None:
     """Raise a ValueError for a seed that does not fit into 64 bits; PyTorch's generators have the same limits."""
     if not -(2**63) <= seed < 2**64:
-        raise ValueError(f"{what} must lie between -2^63 and 2^64 - 1, not at {seed}")
+        raise ValueError(f"{name} must lie between -2^63 and 2^64 - 1, not at {seed}")
 
 
 def _finalise(x: np.ndarray) -> np.ndarray:

@@ -211,8 +211,8 @@ def restore(cls: Any, fields: Any, name: str = "") -> Any:
     `TaskConfig` stands for the class that the field `kind` names. `name` is the field that holds the dataclass.
     """
     if not isinstance(fields, dict):
-        what = f"its {name}" if name else "the saved configuration"
-        raise ValueError(f"{what} must be an object with fields, not {checks.quote(fields)}")
+        subject = f"its {name}" if name else "the saved configuration"
+        raise ValueError(f"{subject} must be an object with fields, not {checks.quote(fields)}")
     if cls is TaskConfig:
         fields = dict(fields)
         checks.choice(kind := fields.pop("kind", None), TASKS, "task")

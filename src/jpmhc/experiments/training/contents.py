@@ -98,35 +98,35 @@ def require_optimiser_state(optimiser: torch.optim.Optimizer, saved: Any, names:
         require_parameter_state(saved["state"][number], parameter, names, f"parameter {number}")
 
 
-def require_parameter_state(saved: object, parameter: Tensor, names: Sequence[str], what: str) -> None:
+def require_parameter_state(saved: object, parameter: Tensor, names: Sequence[str], subject: str) -> None:
     """Raise a ValueError if a parameter's state has other names, shapes or types. `names[0]` is the step counter."""
     step = torch.zeros((), dtype=torch.float32)
-    require_like(saved, {name: parameter if number else step for number, name in enumerate(names)}, what)
+    require_like(saved, {name: parameter if number else step for number, name in enumerate(names)}, subject)
 
 
-def require_like(value: object, expected: object, what: str = "it") -> None:
+def require_like(value: object, expected: object, subject: str = "it") -> None:
     """Raise a ValueError if `value` and `expected` differ in keys, lengths, shapes, types or texts, beside numbers."""
     if isinstance(expected, Tensor):
         if not isinstance(value, Tensor) or _form(value) != _form(expected):
-            raise ValueError(f"{what} is {_describe(value)}, and must be {_describe(expected)}")
+            raise ValueError(f"{subject} is {_describe(value)}, and must be {_describe(expected)}")
     elif isinstance(expected, dict):
         if not isinstance(value, dict):
-            raise ValueError(f"{what} is {_describe(value)}, and must be a dictionary")
+            raise ValueError(f"{subject} is {_describe(value)}, and must be a dictionary")
         if value.keys() != expected.keys():
             apart = ", ".join(sorted(map(checks.quote, value.keys() ^ expected.keys()))[:5])
-            raise ValueError(f"{what} has too many or too few entries: {apart}")
+            raise ValueError(f"{subject} has too many or too few entries: {apart}")
         for key, part in expected.items():
-            require_like(value[key], part, f"{key} of {what}")
+            require_like(value[key], part, f"{key} of {subject}")
     elif isinstance(expected, list | tuple):
         if not isinstance(value, list | tuple) or len(value) != len(expected):
-            raise ValueError(f"{what} is {_describe(value)}, and must be {len(expected)} values")
+            raise ValueError(f"{subject} is {_describe(value)}, and must be {len(expected)} values")
         for one, other in zip(value, expected):
-            require_like(one, other, what)
+            require_like(one, other, subject)
     elif isinstance(expected, str):
         if value != expected:  # texts select formulas
-            raise ValueError(f"{what} is {_describe(value)}, and must be {_describe(expected)}")
+            raise ValueError(f"{subject} is {_describe(value)}, and must be {_describe(expected)}")
     elif type(value) is not type(expected) and not {type(value), type(expected)} <= {int, float}:
-        raise ValueError(f"{what} is {_describe(value)}, and must be {_describe(expected)}")
+        raise ValueError(f"{subject} is {_describe(value)}, and must be {_describe(expected)}")
 
 
 def _form(tensor: Tensor) -> tuple[object, ...]:

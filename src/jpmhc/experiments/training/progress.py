@@ -62,13 +62,13 @@ class Display:
             self.bars.remove_task(job.bar)
 
     @contextlib.contextmanager
-    def preparing(self, what: str) -> Iterator[None]:
-        """Return a context in which the sentence `what` is shown."""
+    def preparing(self, sentence: str) -> Iterator[None]:
+        """Return a context in which `sentence` is shown."""
         if self.bars is None:
-            self.say(what)
+            self.say(sentence)
             yield
             return
-        bar = self.bars.add_task(what, total=None, count="", detail="")
+        bar = self.bars.add_task(sentence, total=None, count="", detail="")
         try:
             yield
         finally:

@@ -195,11 +195,11 @@ def _find_generating_sets(search: Search) -> list[list[int]]:
         generating = [ranks.tolist() for batch in sets for ranks in batch if symmetric_group.generates(group[ranks])]
         if generating:
             return generating
-    what = f"set of {question.size} permutation{'s' if question.size > 1 else ''} of {question.n} streams"
+    kind = f"set of {question.size} permutation{'s' if question.size > 1 else ''} of {question.n} streams"
     if search.exhaustive:
-        raise ValueError(f"no such {what} generates all {len(group)} permutations; ask for a larger size")
+        raise ValueError(f"no such {kind} generates all {len(group)} permutations; ask for a larger size")
     raise ValueError(
-        f"none of the {search.work:,} moves led to a {what} that mixes; ask for more moves or a larger size"
+        f"none of the {search.work:,} moves led to a {kind} that mixes; ask for more moves or a larger size"
     )
 
 
