@@ -25,7 +25,8 @@ from jpmhc.experiments.comparison.experiment import change_settings
 from jpmhc.experiments.evaluation.decoding import score_decoder
 from jpmhc.experiments.tasks.arc import ArcConfig
 from jpmhc.experiments.tasks.arc.puzzles import Puzzle, refuse_leaks
-from jpmhc.experiments.training.arc_decoder import ArcDecoderRun, Progress, Training, summarize
+from jpmhc.experiments.training.arc_decoder import Progress, Training, summarize
+from jpmhc.experiments.training.config import ArcDecoderRun
 from jpmhc.experiments.training.presets import DECODERS
 from jpmhc.experiments.training.progress import Display
 

@@ -18,8 +18,7 @@ from jpmhc.experiments.comparison.language import PRESETS, LanguageExperiment
 from jpmhc.experiments.comparison.recursive import RecursiveExperiment
 from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.language import prepare_tokens
-from jpmhc.experiments.training.arc_decoder import ArcDecoderRun
-from jpmhc.experiments.training.config import TrainConfig
+from jpmhc.experiments.training.config import ArcDecoderRun, TrainConfig
 from jpmhc.experiments.training.presets import DECODERS
 from jpmhc.experiments.training.progress import Display
 from jpmhc.files import write_file

@@ -15,9 +15,8 @@ from jpmhc.cli.output import is_first_process
 from jpmhc.experiments.models.connections import ConnectionConfig, read_basis
 from jpmhc.experiments.tasks import TASKS, kind_of
 from jpmhc.experiments.training import arc_loop, loop, run_folder
-from jpmhc.experiments.training.arc_decoder import ArcDecoderRun
 from jpmhc.experiments.training.checkpoint import find_checkpoint
-from jpmhc.experiments.training.config import TrainConfig
+from jpmhc.experiments.training.config import ArcDecoderRun, TrainConfig
 from jpmhc.experiments.training.presets import DECODERS, PRESETS
 
 Basis = tuple[tuple[int, ...], ...] | None

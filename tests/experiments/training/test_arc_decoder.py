@@ -16,15 +16,9 @@ from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig
 from jpmhc.experiments.evaluation.decoding import evaluate_decoder, find_decoder
 from jpmhc.experiments.models.arc_decoder import ArcDecoderConfig
 from jpmhc.experiments.tasks.arc import ArcConfig
-from jpmhc.experiments.training.arc_decoder import (
-    CHECKPOINT,
-    ArcDecoderRun,
-    Progress,
-    Training,
-    load_decoder,
-    read_checkpoint,
-)
+from jpmhc.experiments.training.arc_decoder import CHECKPOINT, Progress, Training, load_decoder, read_checkpoint
 from jpmhc.experiments.training.arc_loop import train_decoder
+from jpmhc.experiments.training.config import ArcDecoderRun
 from jpmhc.report.comparison import format_table
 from jpmhc.report.run_record import read_run
 

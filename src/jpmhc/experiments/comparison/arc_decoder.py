@@ -23,7 +23,8 @@ from jpmhc.experiments.comparison.experiment import (
 from jpmhc.experiments.evaluation.decoding import SUBMISSIONS, score_decoder
 from jpmhc.experiments.models.arc_decoder import ArcDecoderConfig
 from jpmhc.experiments.training import arc_decoder
-from jpmhc.experiments.training.arc_decoder import CHECKPOINT, ArcDecoderRun, PackedLoss, Training
+from jpmhc.experiments.training.arc_decoder import CHECKPOINT, PackedLoss, Training
+from jpmhc.experiments.training.config import ArcDecoderRun
 from jpmhc.experiments.training.progress import Display
 
 _METRICS = {"lm_loss": "loss", "pass@1": "pass@1", "pass@2": "pass@2", "exact_accuracy": "exact_accuracy"}

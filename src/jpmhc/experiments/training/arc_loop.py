@@ -8,7 +8,8 @@ from types import FrameType
 
 from jpmhc.experiments.evaluation.decoding import SUBMISSIONS, Score, score_decoder
 from jpmhc.experiments.training import run_folder
-from jpmhc.experiments.training.arc_decoder import CHECKPOINT, ArcDecoderRun, Progress, Training, summarize
+from jpmhc.experiments.training.arc_decoder import CHECKPOINT, Progress, Training, summarize
+from jpmhc.experiments.training.config import ArcDecoderRun
 from jpmhc.experiments.training.log import Log, describe_environment
 from jpmhc.experiments.training.processes import handling_signals, join_processes
 from jpmhc.experiments.training.progress import Display

@@ -1,4 +1,4 @@
-"""The configuration of a training run, and the comparison of two configurations when a run is resumed."""
+"""The configurations of training runs, and the comparison of two configurations when a run is resumed."""
 
 import dataclasses
 import json
@@ -10,7 +10,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jpmhc import checks
 from jpmhc.experiments.models import RecursiveConfig
+from jpmhc.experiments.models.arc_decoder import ArcDecoderConfig
 from jpmhc.experiments.tasks import TASKS, counter, kind_of
+from jpmhc.experiments.tasks.arc import ArcConfig
 from jpmhc.experiments.tasks.task import TaskConfig
 from jpmhc.experiments.training.processes import PATIENCE
 from jpmhc.files import parse_json
@@ -33,6 +35,13 @@ _INTERVALS = {
     "(0, inf]": ("clip",),
     "(0, 1e6]": ("patience",),
     "[0, 1)": ("ema",),
+}
+
+_DECODER_COUNTS = ("epochs", "tokens", "log_every", "slots", "evaluate_variants", "threads")
+_DECODER_INTERVALS = {
+    "[0, inf)": ("lr", "other_lr", "weight_decay", "light_weight_decay"),
+    "(0, inf)": ("clip", "minutes", "save_minutes"),
+    "[0, 1]": ("warmup", "decay"),
 }
 
 _ELSEWHERE = {"out", "resume", "stop_at"}  # settings of one command, not of the run
@@ -168,6 +177,113 @@ class TrainConfig:
     def from_json(cls, text: str) -> "TrainConfig":
         """Read the configuration that `to_json` wrote."""
         return restore(cls, parse_json(text.encode()))
+
+
+@dataclass(frozen=True)
+class ArcDecoderRun:
+    """The settings of a training run of the ARC decoder and its final evaluation."""
+
+    preset: Literal["arc-decoder", "arc-decoder-long", "arc-decoder-tiny"] = "arc-decoder"
+    """The preset of all other defaults."""
+    task: ArcConfig = field(default_factory=lambda: ArcConfig(augmentations=80, keep_answer_colours=True))
+    """The puzzles and their variants."""
+    model: ArcDecoderConfig = field(default_factory=ArcDecoderConfig)
+    """The model; its fields are options without the prefix "model."."""
+    epochs: int = 90
+    """Number of times that training sees every pair, each time in a random variant."""
+    tokens: int = 12_288
+    """Tokens per step, into which several pairs are packed."""
+    predict_inputs: bool = True
+    """Whether training also predicts the tokens of input grids, as the public decoder does."""
+    lr: float = 1.66e-3
+    """Highest learning rate of NorMuon, for the matrices of attention and feed-forward layers."""
+    other_lr: float = 3e-4
+    """Highest learning rate of AdamW, for all other parameters."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay of feed-forward matrices and of the projections of hyper-connections."""
+    light_weight_decay: float = 0.01
+    """Decoupled weight decay of attention, of the embeddings and of the last layer."""
+    clip: float = 1.0
+    """Norm to which larger gradients are clipped."""
+    warmup: float = 0.02
+    """Share of the run in which the learning rates rise."""
+    decay: float = 0.2
+    """Share of the run, at its end, in which the learning rates fall to zero."""
+    seed: int = 0
+    """Seed of initial weights, order of pairs and dropout; the task has its own seed."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device to train on."""
+    threads: int | None = None
+    """Number of CPU threads; None: PyTorch's default."""
+    compile: Literal["auto", "yes", "no"] = "auto"
+    """Whether to compile the step; auto: on CUDA, which needs it."""
+    record: Literal["auto", "yes", "no"] = "auto"
+    """Whether to record the step as a CUDA graph, so that the host need not launch its kernels; auto: on CUDA."""
+    out: Path = Path("out/arc-decoder")
+    """Folder of the run, for configuration, log, checkpoint and score."""
+    resume: bool = False
+    """Whether to resume the run in the folder."""
+    minutes: float | None = None
+    """Minutes after which the run saves a checkpoint and stops; --resume continues it. None: no limit."""
+    save_minutes: float = 4.0
+    """Minutes between checkpoints; one is always written at the end."""
+    log_every: int = 50
+    """Steps between lines of the log."""
+    evaluate_variants: int | None = 80
+    """Number of variants of each test that the final evaluation answers; None: all."""
+    slots: int = 1024
+    """Number of answers that are written at the same time."""
+
+    def __post_init__(self) -> None:
+        for name in _DECODER_COUNTS:
+            checks.optional_whole_number(getattr(self, name), name)
+        for interval, names in _DECODER_INTERVALS.items():
+            for name in names:
+                if getattr(self, name) is not None:
+                    checks.inside(getattr(self, name), interval, name)
+        counter.refuse_seed(self.seed)
+        if self.evaluate_variants is not None and self.evaluate_variants > self.task.augmentations + 1:
+            raise ValueError(
+                f"evaluate_variants ({self.evaluate_variants}) must not exceed the variants that the task draws, "
+                f"{self.task.augmentations} and each puzzle itself"
+            )
+
+    def rate_factor(self, progress: float) -> float:
+        """Return the factor of the learning rates after a share of the run; it rises, stays at one, and falls to zero.
+
+        >>> [ArcDecoderRun().rate_factor(progress) for progress in (0.01, 0.5, 0.9)]
+        [0.5, 1.0, 0.5]
+        """
+        rise = progress / self.warmup if self.warmup else 1.0
+        fall = (1 - progress) / self.decay if self.decay else 1.0
+        return round(min(1.0, rise, fall), 12)
+
+    def to_json(self) -> str:
+        """Return the configuration as JSON text."""
+        return json.dumps(dataclasses.asdict(self), indent=2, default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> "ArcDecoderRun":
+        """Read the configuration that `to_json` wrote."""
+        return restore(cls, parse_json(text.encode()))
+
+
+# Settings that may change when a run is resumed, because they do not change its result.
+FREE = (
+    "preset",
+    "device",
+    "threads",
+    "compile",
+    "record",
+    "slots",
+    "evaluate_variants",
+    "out",
+    "resume",
+    "minutes",
+    "save_minutes",
+    "log_every",
+)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.arc_decoder import ArcDecoderConfig
 from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.arc import ArcConfig
-from jpmhc.experiments.training.arc_decoder import ArcDecoderRun
-from jpmhc.experiments.training.config import TrainConfig
+from jpmhc.experiments.training.config import ArcDecoderRun, TrainConfig
 
 # The public code: no clipping, no decay of the rate, plain residual connections.
 _TRM = TrainConfig(
