@@ -321,7 +321,7 @@ def make_optimizers(run: ArcDecoderRun, model: ArcDecoder, recorded: bool = Fals
 def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Read a decoder's checkpoint; raise a ValueError if the file is something else."""
     if not path.is_file():
-        raise ValueError(f"saved is no checkpoint of an ARC decoder at {path}")
+        raise ValueError(f"there is no checkpoint of an ARC decoder at {path}")
     content = load_content(path, _ENTRIES, device)
     if content["format"] != FORMAT:
         raise ValueError(f"{path} is not a checkpoint this version reads: its format is not {FORMAT!r}")
