@@ -138,14 +138,14 @@ paper's residuals are 0.75^k, the bound it states; the true rate is σ₂(P)², 
 
 {TOKENS} matrices in float32 with logits of scale 1, T = 20, one CPU core of a busy machine; the error is against the
 gradient of the converged matrix. Autograd nodes and operations of the backward pass (views and nested calls included)
-are those of one call, whatever the number of matrices; the paper says 128,000 nodes and about 20 kernels.
+are counted for one call, whatever the number of matrices; the paper says 128,000 nodes and about 20 kernels.
 
 {sinkhorn_table()}
 ## Table compute: operations and bytes of one token
 
 Forward + backward. "Printed" are the paper's numbers, "mixer" counts every addition, multiplication and function of
 the map onto the manifold, "logits" the linear map from the streams to the logits (24, 48 and 16 of them). Bytes and the
-last column are those of the fused kernels (`benchmarks/results/kernels-512.csv`). The mixer is a hundredth of the
+last column belong to the fused kernels (`benchmarks/results/kernels-512.csv`). The mixer is a hundredth of the
 module, and on the GPU the time goes with the bytes.
 
 {compute_table()}"""

@@ -34,7 +34,7 @@ class CoefficientMap(SettingsModule):
 
     Attributes:
         tokens_apart: Whether processes of a tensor-parallel group have different tokens (`parallelize_connections`).
-        bias: The part of the K logits that is the same for every token; for static coefficients, all of it. [K]
+        bias: The part of the K logits that all tokens share. Static coefficients have no other part. [K]
         weight: The projection from the normalised streams to logits, None if the coefficients are static. It is zero at
             the start. Each use divides it by √(n · dim), so that an optimiser's step moves the logits of a wide model
             no more than a narrow model's. [K, n * dim]

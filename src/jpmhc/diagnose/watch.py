@@ -39,7 +39,7 @@ class Watch:
     Attributes:
         records: For each watched step, a dict with the step's number as "step" and with the logged numbers by name.
         step: The number of the current training step.
-        alarms: For each number that raised an alarm, by name: the step of its first alarm, and the alarm's sentence.
+        alarms: {name of a number: the step of its first alarm, and the alarm's sentence}.
     """
 
     records: list[dict[str, float]] = field(default_factory=list)
