@@ -1,18 +1,21 @@
 """Functions for DTensors, the tensors of `torch.distributed` that are spread over processes."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, TypeGuard
 
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
-def is_dtensor(value: object) -> bool:
+
+def is_dtensor(value: object) -> "TypeGuard[DTensor]":
     """Return whether a value is a DTensor, without the half second that `torch.distributed.tensor` takes to load."""
     tensors = sys.modules.get("torch.distributed.tensor")
     return tensors is not None and isinstance(value, tensors.DTensor)
 
 
-def fill(target: Any, values: Tensor) -> None:
+def fill(target: Tensor, values: Tensor) -> None:
     """Copy values into a tensor in place; into a DTensor, each process copies its own part of the values."""
     if is_dtensor(target):
         from torch.distributed.tensor import distribute_tensor
@@ -22,7 +25,7 @@ def fill(target: Any, values: Tensor) -> None:
     target.copy_(values)
 
 
-def leave(parameter: Any, tokens_apart: bool) -> Tensor:
+def leave(parameter: Tensor, tokens_apart: bool) -> Tensor:
     """Return a parameter as a plain tensor. Raise a RuntimeError for a DTensor that is not equal on all processes.
 
     Args:

@@ -9,7 +9,7 @@ from tests.dialects.compare import sinkhorn
 
 N, D = 4, 5
 WIDTH, LOGITS = N * D, N * (N + 2)
-MEGATRON = {"fn": "mapping_proj.weight", "base": "bias"}
+MEGATRON = ("mapping_proj.weight", "bias")
 ALPHAS = ("alpha_pre", "alpha_post", "alpha_res")
 
 
@@ -43,6 +43,10 @@ def liger_state(**changes: Tensor | None) -> dict[str, Tensor]:
     return {key: tensor for key, tensor in (state | changes).items() if tensor is not None}
 
 
+def take(state: dict[str, Tensor], path: str, *names: str) -> list[Tensor]:
+    return [state[f"{path}.{name}"].clone().requires_grad_() for name in (*names, *ALPHAS)]
+
+
 def split(x, fn, base, alphas, root):
     """The logits of read, write and skip, of x divided by `root`."""
     mixed = x.flatten(1) @ fn.T / root
@@ -70,9 +74,7 @@ def test_megatron_follows_its_formulas(single_pass):
     """At streams of size 1e-3 the place of the eps decides about three per cent of the logits."""
     state = megatron_state()
     connection = megatron.load(state, branch="dev", norm_eps=1e-4, single_pass=single_pass)["layers.1.ffn"]
-    path = "decoder.layers.1.mlp_hyper_connection."
-    names = ("mapping_proj.weight", "bias", *ALPHAS)
-    fn, base, *alphas = parameters = [state[path + name].clone().requires_grad_() for name in names]
+    fn, base, *alphas = parameters = take(state, "decoder.layers.1.mlp_hyper_connection", *MEGATRON)
     x = (1e-3 * draw(9, N, D, seed=7)).requires_grad_()
     square = x.flatten(1).square().mean(1, keepdim=True)
     root = (square + 1e-4).sqrt() if single_pass else square.sqrt() + 1e-4
@@ -87,9 +89,7 @@ def test_megatron_s_branch_main_follows_its_formulas():
     """The matrix is not transposed, sums are bounded from below instead of shifted, reads have no eps."""
     state = megatron_state(head=False)
     connections = megatron.load(state, branch="main", norm_eps=1e-4, iterations=7)
-    path = "decoder.layers.1.mlp_hyper_connection."
-    names = ("mapping_proj.weight", "bias", *ALPHAS)
-    fn, base, *alphas = parameters = [state[path + name].clone().requires_grad_() for name in names]
+    fn, base, *alphas = parameters = take(state, "decoder.layers.1.mlp_hyper_connection", *MEGATRON)
     x = (1e-3 * draw(9, N, D, seed=7)).requires_grad_()
     root = x.flatten(1).square().mean(1, keepdim=True).sqrt() + 1e-4
     read, write, skip = split(x, fn, base, alphas, root)
@@ -128,8 +128,7 @@ def test_megatron_s_branches_are_told_apart_by_the_head_or_by_the_caller():
 def test_liger_follows_its_formulas():
     state = liger_state()
     connection = liger.load(state, iterations=5, read_eps=0.01, write_peak=3.0)["blocks.0.ffn"]
-    names = ("phi", "b", *ALPHAS)
-    phi, base, *alphas = parameters = [state[f"blocks.0.ffn.{name}"].clone().requires_grad_() for name in names]
+    phi, base, *alphas = parameters = take(state, "blocks.0.ffn", "phi", "b")
     x = draw(9, N, D, seed=7).requires_grad_()
     root = (x.flatten(1).square().mean(1, keepdim=True) + 1e-6).sqrt()
     read, write, skip = split(x, phi.T, base, alphas, root)

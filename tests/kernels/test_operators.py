@@ -1,23 +1,25 @@
 """The fused steps inside a compiled graph: without a break, and with the numbers of eager mode."""
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
 
 from jpmhc.connections import fused as kernels
-from tests.kernels.connection_cases import draw, make_case
+from tests.kernels.connection_cases import Case, draw, make_case
+
+
+def run_connection(case: Case, bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    h, state = kernels.read_streams(x, weight, bias, case.spec)
+    return kernels.write_streams(torch.tanh(h), state)
 
 
 @pytest.mark.gpu
 def test_gpu_compiles_with_cuda_graphs() -> None:
     case = make_case("cayley", d=128)
     inputs = draw(case, 64, torch.bfloat16, 1.0, True)
-    bias = inputs["bias"]
-
-    def connection(x: Tensor, weight: Tensor) -> Tensor:
-        h, state = kernels.read_streams(x, weight, bias, case.spec)
-        return kernels.write_streams(torch.tanh(h), state)
-
+    connection = functools.partial(run_connection, case, inputs["bias"])
     compiled = torch.compile(connection, fullgraph=True, mode="reduce-overhead")
     x, weight = (inputs[k].clone().requires_grad_() for k in ("x", "weight"))
     for _ in range(3):  # the third call replays
@@ -33,12 +35,7 @@ def test_gpu_compiles_with_cuda_graphs() -> None:
 def test_compiles_without_a_break() -> None:
     case = make_case("sinkhorn")
     inputs = draw(case, 6, torch.float32, 1.0, True)
-    bias = inputs["bias"]
-
-    def connection(x: Tensor, weight: Tensor) -> Tensor:
-        h, state = kernels.read_streams(x, weight, bias, case.spec)
-        return kernels.write_streams(torch.tanh(h), state)
-
+    connection = functools.partial(run_connection, case, inputs["bias"])
     results = []
     for function in (connection, torch.compile(connection, backend="aot_eager", fullgraph=True)):
         x, weight = (inputs[k].clone().requires_grad_() for k in ("x", "weight"))

@@ -63,11 +63,10 @@ class CoefficientMap(SettingsModule):
         self.favoured = favoured
         # At least float32, whatever the model's type: with rounded logits the skip matrix would miss its constraint.
         dtype = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
-        options: Any = {"dtype": dtype, "device": device}
-        self.bias = nn.Parameter(torch.empty(sum(self.sizes), **options))
-        self.weight = (
-            nn.Parameter(torch.empty(sum(self.sizes), self.mixer.streams * dim, **options)) if dynamic else None
-        )
+        count = sum(self.sizes)
+        self.bias = nn.Parameter(torch.empty(count, dtype=dtype, device=device))
+        weight = torch.empty(count, mixer.streams * dim, dtype=dtype, device=device) if dynamic else None
+        self.weight = None if weight is None else nn.Parameter(weight)
         self.mixer.to(device)
         self.reset_parameters()
 

@@ -15,19 +15,21 @@ from jpmhc import dtensors
 from jpmhc.connections.contract import State
 
 if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
     from jpmhc.connections.hyper import HyperConnection
 
 
 class DTensorState(NamedTuple):
     """The state that the read of a DTensor returns."""
 
-    x: Any  # the DTensor
+    x: "DTensor"
     own: State  # the state of the form that read this process's tokens
 
     def fits(self, block: "HyperConnection") -> bool:
         return self.own.fits(block)
 
-    def write(self, block: "HyperConnection", x: Any, y: Any, mean: bool) -> Tensor:
+    def write(self, block: "HyperConnection", x: Any, y: Tensor, mean: bool) -> Tensor:
         out = self.own.write(block, self._own_streams(x), take_own(y, x), mean)
         return spread(out, x)
 
@@ -38,7 +40,7 @@ class DTensorState(NamedTuple):
         if joined is None:
             return None
 
-        def write_read(y: Any) -> tuple[Tensor, Tensor, State]:
+        def write_read(y: Tensor) -> tuple[Tensor, Tensor, State]:
             out, h, own = joined(take_own(y, x))
             out = spread(out, x)
             return out, spread(h, x), DTensorState(out, own)
@@ -46,15 +48,15 @@ class DTensorState(NamedTuple):
         return write_read
 
     def make_rewrite(
-        self, block: "HyperConnection", y: Any, following: "HyperConnection | None"
+        self, block: "HyperConnection", y: Tensor, following: "HyperConnection | None"
     ) -> Callable[[Tensor], Tensor]:
         raise TypeError("streams that are DTensors cannot be recomputed")
 
-    def _own_streams(self, x: Any) -> Tensor:
+    def _own_streams(self, x: "DTensor") -> Tensor:
         return self.own.x if x is self.x else x.to_local()
 
 
-def read(block: "HyperConnection", x: Any) -> tuple[Tensor, DTensorState] | None:
+def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, DTensorState] | None:
     """Read this process's tokens of the DTensor x. Return the sublayer's input and the state; None for a tensor."""
     if not dtensors.is_dtensor(x):
         return None
@@ -84,14 +86,14 @@ def find_own(x: Any, size_dims: int, tokens_apart: bool) -> Tensor:
     return x.to_local()
 
 
-def take_own(y: Any, x: Any) -> Tensor:
+def take_own(y: Tensor, x: "DTensor") -> Tensor:
     """Return this process's tokens of a sublayer's output y, sharded like the DTensor x. [..., d]"""
     if not dtensors.is_dtensor(y):
         return y
     return y.redistribute(x.device_mesh, x.placements).to_local()
 
 
-def spread(own: Tensor, x: Any, size_dims: int = 2) -> Tensor:
+def spread(own: Tensor, x: "DTensor", size_dims: int = 2) -> "DTensor":
     """Make a DTensor with the placements of x from this process's tokens `own`.
 
     The last `size_dims` dimensions of x are within a token.

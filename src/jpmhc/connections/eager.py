@@ -111,7 +111,9 @@ def _asks_for_more(*gradients: Tensor | None) -> bool:
     return torch.is_grad_enabled() or any(g is not None and batched(g) for g in gradients)
 
 
-def _differentiable(plain: Any, inputs: tuple[Any, ...], gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+def _differentiable(
+    plain: Callable[..., Tensor], inputs: tuple[Any, ...], gradient: Tensor | None
+) -> tuple[Tensor | None, ...]:
     """Return the inputs' gradients by autograd through the reference function `plain`, if `_asks_for_more` is true."""
     # Aliases, because one input may have been computed from another, and that path must not count here.
     with torch.enable_grad():

@@ -186,7 +186,8 @@ def _may_take_apart(block: HyperConnection) -> bool:
     return not own and not any(hooks) and not _has_any_global_hook() and block.sublayer is not None
 
 
-ReadAhead = tuple[Tensor, int, bool, Any]  # the streams, their version, whether gradients were on, the read's result
+# the streams, their version, whether gradients were on, and the read's result
+ReadAhead = tuple[Tensor, int, bool, tuple[Tensor, State]]
 
 
 def may_read_ahead(owner: nn.Module, x: Tensor) -> bool:
@@ -212,12 +213,12 @@ def _may_be_recomputed() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
-def keep_read(x: Tensor, read: Any) -> ReadAhead:
+def keep_read(x: Tensor, read: tuple[Tensor, State]) -> ReadAhead:
     """Return a read's result, the streams x, their number of changes in place, and whether gradients are on."""
     return x, x._version, torch.is_grad_enabled(), read
 
 
-def use_read(ahead: ReadAhead | None, x: Tensor) -> Any:
+def use_read(ahead: ReadAhead | None, x: Tensor) -> tuple[Tensor, State] | None:
     """Return the result in `ahead` if it was read from the streams x, and x has not changed since; else None.
 
     A layer that is recomputed reads for itself, because the earlier result does not exist when the layer runs again.

@@ -75,7 +75,7 @@ def first_of(result: Any) -> Any:
 def check_sublayer_output(y: Any, x: Tensor) -> Tensor:
     """Return a sublayer's output [..., d]. Raise an error if it cannot be written to the streams x."""
     if dtensors.is_dtensor(x) and not dtensors.is_dtensor(y):  # a sublayer may return only this process's tokens
-        x = x.to_local()  # type: ignore[attr-defined]
+        x = x.to_local()
     wanted = (*x.shape[:-2], x.shape[-1])
     if not isinstance(y, Tensor) or y.shape != wanted:
         raise ValueError(f"the sublayer must return a tensor of shape {list(wanted)}, got {describe(y)}")

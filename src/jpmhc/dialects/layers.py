@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.connections import HyperConnection
+from jpmhc.connections.contract import State
 from jpmhc.connections.stack import ReadAhead, keep_read, may_read_ahead, use_read
 from jpmhc.dialects.mhc import make_scaled_connection
 
@@ -59,20 +60,20 @@ class ConnectedLayer:
             kernels=kernels,
         )
 
-    def begin(self, x: Tensor) -> tuple[Tensor, Any]:
+    def begin(self, x: Tensor) -> tuple[Tensor, State]:
         """Return the attention's input and the state, from the previous layer's read ahead or else from a new read."""
         ahead = None
         if not torch.compiler.is_compiling():
             ahead, self.ahead = self.ahead, None
         return use_read(ahead, x) or self.attention.read(x)
 
-    def end(self, x: Tensor, y: Tensor, state: Any) -> Tensor:
+    def end(self, x: Tensor, y: Tensor, state: State) -> Tensor:
         """Write the MLP's output y to x and return the new streams. Also read them for the next layer if possible."""
         following = self.following
         if following is None or not may_read_ahead(following.layer.attn_hc, x):
             return self.feedforward.write(x, y, state)
-        x, *read = self.feedforward.write_read(x, y, state, following.attention)
-        following.ahead = keep_read(x, tuple(read))
+        x, h, state = self.feedforward.write_read(x, y, state, following.attention)
+        following.ahead = keep_read(x, (h, state))
         return x
 
 

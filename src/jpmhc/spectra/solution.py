@@ -127,7 +127,7 @@ class Solution:
         }
         return replace(parts[0], known=KnownPoints.concatenate(known) if known else None, **joined)
 
-    def per_point(self) -> dict[str, Any]:
+    def per_point(self) -> dict[str, Tensor]:
         """Return the attributes that have one entry per point."""
         names = ("G", "converged", "residual", "iterations", "matrix", "hardest_layer")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
