@@ -81,7 +81,6 @@ def compute_logits(x: Tensor, weight: Tensor, norm: str, eps: float = reference.
         x: Streams. [T, n, d]
         weight: Projection. [K, n * d]
         norm: As in `reference.compute_logits`. No norm has weights, because W would absorb them.
-        eps: The norm's eps.
     """
     return _run(_Project, x, weight, norm, eps)
 

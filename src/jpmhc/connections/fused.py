@@ -104,7 +104,6 @@ def write_streams(y: Tensor, state: FusedState, x: Tensor | None = None, mean: b
 
     Args:
         y: The sublayer's output. [..., d]
-        state: The state from the read.
         x: The streams to write to; None for the streams of the read. [..., n or 1, d]
         mean: Return the mean of the new streams, and do not store the streams. [..., d]
     """

@@ -61,7 +61,6 @@ def choose_starts(sublayer_states: tuple[int, ...], streams: int) -> frozenset[i
 
     Args:
         sublayer_states: The number of hidden states that autograd keeps for each connection's sublayer.
-        streams: The number of streams.
     """
     totals = [0, *itertools.accumulate(sublayer_states)]
     for limit in itertools.count(streams + totals[-1]):  # in hidden states; one kept tensor is needed in any case
@@ -115,11 +114,7 @@ def may_recompute(x: Tensor) -> bool:
 
 
 class Segment:
-    """A stream tensor in memory, and the writes after it, which are repeated to recompute the streams that follow.
-
-    Args:
-        first: The stream tensor.
-    """
+    """A stream tensor in memory, and the writes after it, which are repeated to recompute the streams that follow."""
 
     def __init__(self, first: Tensor) -> None:
         self.streams: dict[int, SavedTensor] = {0: save_tensor(first)}  # by the number of writes before them
@@ -167,7 +162,6 @@ class StreamKeeper:
     Args:
         starts: The indices of the connections whose input streams are kept, 0 among them. The number of connections
             stands for the last connection's output.
-        first: The streams at the start of the stack.
     """
 
     def __init__(self, starts: Container[int], first: Tensor) -> None:

@@ -198,7 +198,6 @@ def may_read_ahead(owner: nn.Module, x: Tensor) -> bool:
 
     Args:
         owner: The module whose parameters the connection uses.
-        x: The streams.
     """
     return not (
         torch.compiler.is_compiling()

@@ -126,12 +126,9 @@ def compare_token(
     """Measure the map through all layers at one token, and compare it with the theory.
 
     Args:
-        chain: The layers.
         jacobian: The Jacobian of the map through the layers at the token.
-        part: The planned measurement of this Jacobian.
         all_streams: Whether the model's own map ends with all streams, and not with their mean.
         by_matrices: Whether to compute every sublayer's Jacobian as a matrix, for its singular values and for rotation.
-        seed: The seed of the random vectors.
         progress: Called with the number of products done since the last call.
     """
     position, n = jacobian.position, chain[0].streams

@@ -99,12 +99,9 @@ def linearise(
     """Choose the methods that compute J v and Jᵀ u, check J v against Jᵀ u, and time both.
 
     Args:
-        run: The map.
         x: The input, from which the autograd graph leads to y.
-        y: The map's output at x.
         positions: The leading sizes of x and y that count the tokens.
         ends: The ends of the map in words, for messages.
-        seed: The seed of the check's random vectors.
     """
     if not bool(torch.isfinite(y.detach()).all()):
         raise ValueError(f"the map {ends} gives NaN or infinity at these inputs: its Jacobian is not defined there")

@@ -70,12 +70,9 @@ def plan_part(name: str, jacobian: Jacobian, saved: int, seconds: float, method:
     """Choose the method, the size and the cost of the measurement of one Jacobian.
 
     Args:
-        name: The name of the map.
         saved: The bytes that the model's graph saves.
         seconds: The time limit of the measurement.
         method: "dense" or "lanczos" at any cost, or "auto" for a choice by cost.
-        probes: The number of random vectors for Lanczos quadrature.
-        steps: The number of Lanczos steps per random vector.
     """
     (rows, columns), at = jacobian.shape, jacobian.at
     free_bytes = _SHARE * free_memory(at.y.device)
@@ -154,7 +151,6 @@ def measure_quadrature(
     Args:
         probes: The number of random vectors; their scatter gives the error bars.
         steps: The number of Lanczos steps per random vector, each with one product with J and one with Jᵀ.
-        seed: The seed of the random vectors.
         progress: Called with the number of products computed since the last call.
     """
     rows, columns = jacobian.shape

@@ -86,12 +86,7 @@ class Recording:
 
 @contextmanager
 def record_layers(model: nn.Module, layers: Sequence[nn.Module], recording: Recording) -> Iterator[Recording]:
-    """Record every call of these connections or layers inside the context, without a change of the model's result.
-
-    Args:
-        layers: The model's layers, from `find_layers`.
-        recording: The recording, to which the calls are added.
-    """
+    """Record every call of these connections or layers inside the context, without a change of the model's result."""
     names = {module: name for name, module in model.named_modules()}
     with ExitStack() as stack:
         for layer in layers:

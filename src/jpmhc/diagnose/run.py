@@ -175,10 +175,8 @@ def find_ends(
     """Find the beginning and the end of the map whose Jacobian is measured.
 
     Args:
-        arguments: The arguments of the model's call.
         between: The names of two modules: the map leads from the first one's output to the second one's output. None
             instead of a name, or of both, means the model's input or output.
-        call: The function that calls the borrowed model.
     """
     if between is not None and not (
         isinstance(between, tuple | list)
@@ -256,8 +254,6 @@ def run_between(ends: Ends, call: Callable[..., Any], start: Tensor | None = Non
     """Run the model with a given input of the map, and return the map's input and output.
 
     Args:
-        ends: The beginning and the end of the map.
-        call: The function that calls the borrowed model.
         start: The map's input; None for a copy, with gradients, of the tensor that the model itself computes there.
     """
     args, kwargs = list(ends.arguments[0]), dict(ends.arguments[1])
@@ -363,11 +359,6 @@ def record_graph(
     model: nn.Module, layers: Sequence[nn.Module], ends: Ends, call: Callable[..., Any]
 ) -> tuple[Tensor, Tensor, list[LayerCall], int]:
     """Run the model once with an autograd graph, with connections computed by plain operations, which can be batched.
-
-    Args:
-        layers: The layers to record.
-        ends: The ends of the map.
-        call: The function that calls the borrowed model.
 
     Returns:
         The map's input and output, the layers' calls, and the bytes that the graph saves.

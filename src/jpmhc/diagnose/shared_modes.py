@@ -91,7 +91,6 @@ def split_shared(matrices: Sequence[Tensor], modes: SharedModes) -> list[tuple[T
 
     Args:
         matrices: The Jacobians without their multiples of the identity. [d, d] each
-        modes: The layers' shared modes.
     """
     if modes.count == 0:
         return [(torch.zeros_like(matrix), matrix) for matrix in matrices]

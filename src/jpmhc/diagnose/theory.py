@@ -20,15 +20,14 @@ from jpmhc.diagnose.spectrum import Spectrum
 from jpmhc.manifolds import orthogonal
 from jpmhc.spectra import sublayers
 
+Layer = tuple[Tensor, Tensor, Tensor]  # read, write and skip of a layer at one token
 # KS ignores relative shifts of singular values up to this size.
 _LEEWAY = 0.01
 # The number of draws of rotated sublayers is chosen for about this many singular values, up to the second number.
 _DRAWN_VALUES, _MOST_DRAWS = 512, 16
 
 
-def token_coefficients(
-    calls: Sequence[LayerCall], skips: Sequence[float], position: int
-) -> list[tuple[Tensor, Tensor, Tensor]]:
+def token_coefficients(calls: Sequence[LayerCall], skips: Sequence[float], position: int) -> list[Layer]:
     """Return read [n], write [n] and skip [n, n] of every layer for one token.
 
     The theory assumes sublayers without preferred directions, whose Jacobian has trace zero. The Jacobian of a trained
@@ -36,9 +35,7 @@ def token_coefficients(
     H ⊗ 1 + w rᵀ ⊗ (a 1 + R) = (H + a w rᵀ) ⊗ 1 + w rᵀ ⊗ R.
 
     Args:
-        calls: A chain of layers.
         skips: The multiple of the identity in the Jacobian of each plain layer or connection's sublayer.
-        position: The token's number.
     """
     one = torch.ones(1, dtype=torch.float64)
     layers = []
@@ -53,13 +50,10 @@ def token_coefficients(
     return layers
 
 
-def make_network(
-    layers: Sequence[tuple[Tensor, Tensor, Tensor]], gains: Tensor, matrices: Sequence[Tensor] = ()
-) -> spectra.Network:
+def make_network(layers: Sequence[Layer], gains: Tensor, matrices: Sequence[Tensor] = ()) -> spectra.Network:
     """Return the theory's network for these layers.
 
     Args:
-        layers: Read, write and skip of each layer.
         gains: The sublayers' mean squared singular values. [L]
         matrices: The sublayers' Jacobians, whose singular values the network takes; without matrices, sublayers are
             Gaussian. [d, d] each
@@ -107,11 +101,10 @@ def find_distances(measured: Spectrum, predicted: spectra.Density | Spectrum | N
     return w1, float(max(over.max(initial=0.0), under.max(initial=0.0)))
 
 
-def compose_layers(layers: Sequence[tuple[Tensor, Tensor, Tensor]], matrices: Sequence[Tensor]) -> Tensor:
+def compose_layers(layers: Sequence[Layer], matrices: Sequence[Tensor]) -> Tensor:
     """Compute the Jacobian of a chain of layers with constant coefficients, ∏ (H ⊗ 1 + w rᵀ ⊗ F′). [n d, n d]
 
     Args:
-        layers: Read, write and skip of each layer.
         matrices: The sublayers' Jacobians F′. [d, d] each
     """
     n, width = len(layers[0][0]), len(matrices[0])
@@ -125,7 +118,7 @@ def compose_layers(layers: Sequence[tuple[Tensor, Tensor, Tensor]], matrices: Se
 
 
 def rotate_sublayers(
-    layers: Sequence[tuple[Tensor, Tensor, Tensor]],
+    layers: Sequence[Layer],
     matrices: Sequence[Tensor],
     seed: int,
     modes: SharedModes | None = None,
@@ -135,9 +128,7 @@ def rotate_sublayers(
     Only the sublayers' own parts are rotated, not their shared parts. Small matrices are drawn several times.
 
     Args:
-        layers: Read, write and skip of each layer.
         matrices: The sublayers' Jacobians. [d, d] each
-        seed: The seed of the random orthogonal matrices.
         modes: The shared modes of the layers; None for sublayers without shared parts.
     """
     generator = torch.Generator().manual_seed(seed)

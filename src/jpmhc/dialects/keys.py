@@ -64,7 +64,6 @@ def collect_sites(state_dict: Mapping[str, Tensor], namings: Mapping[str, Naming
         state_dict: The tensors of a model, or only of its connections.
         namings: The dialect's sets of names; all keys must be from one set.
         marker: A pattern that every key of a connection matches, and no other key.
-        dialect: The dialect's name, for messages.
     """
     check_state_dict(state_dict)
     sites: Sites = {}

@@ -25,11 +25,6 @@ Runners = dict[str, Callable[[Any, str, str], Runner]]
 class ConnectedLayer:
     """A layer of `transformers` with two connections that use the layer's parameters; subclasses define `forward`.
 
-    Args:
-        layer: The layer of `transformers`.
-        name: The layer's name in the model, for messages.
-        kernels: As in `HyperConnection`.
-
     Attributes:
         attention: The connection around the layer's attention.
         feedforward: The connection around the layer's MLP.

@@ -67,9 +67,6 @@ class ScaledMap(CoefficientMap):
         parameters: The module with the parameters. Every call looks the parameters up, so that the map uses moved,
             sharded or replaced parameters.
         borrowed: Whether the module stays a part of another model; otherwise the module becomes a part of the map.
-        dim: Width of one stream.
-        mixer: The mixer.
-        norm: As in `HyperConnection`.
         settings: Other settings, as in `CoefficientMap.configure`.
     """
 
@@ -122,13 +119,7 @@ def _widen(tensor: Tensor) -> Tensor:
 
 
 class ScaledConnection(HyperConnection):
-    """A hyper-connection whose coefficients come from a `ScaledMap`.
-
-    Args:
-        coefficients: The map.
-        sublayer: As in `HyperConnection`.
-        kernels: As in `HyperConnection`.
-    """
+    """A hyper-connection whose coefficients come from a `ScaledMap`."""
 
     map: ScaledMap
 
@@ -273,9 +264,6 @@ def read_parts(module: nn.Module, site: str, dialect: str, skip: str) -> dict[st
     """Return the tensors of a connection or a head by part (`PARTS`); none for a head without parameters.
 
     Args:
-        module: The connection or the head.
-        site: The module's site, for messages.
-        dialect: The dialect's name, for messages.
         skip: The dialect's skip. A connection with another skip raises an error.
     """
     if isinstance(module, ScaledConnection):
@@ -303,14 +291,9 @@ def make_scaled_connection(
     """Check the shapes of a connection's parameters, and make the connection.
 
     Args:
-        parameters: The module with the parameters.
-        streams: The number n of streams.
         iterations: The number of Sinkhorn iterations; None makes the skip the identity.
         eps: Added to the reads, and in the Sinkhorn iterations.
-        norm_eps: The norm's eps.
         borrowed: Whether the module stays a part of another model.
-        site: The parameters' site, for messages.
-        kernels: As in `HyperConnection`.
         transposed: Whether the skip is the transpose of the Sinkhorn matrix.
         settings: Other settings of `ScaledMap`; `read_eps` replaces `eps` for the reads.
     """

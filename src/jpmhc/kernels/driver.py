@@ -23,11 +23,7 @@ def _driver() -> Callable[..., int]:
 
 
 class DirectLaunch:
-    """A compiled kernel and a buffer for its arguments. One thread at a time may use it.
-
-    Args:
-        compiled: Triton's compiled kernel.
-    """
+    """A compiled kernel and a buffer for its arguments. One thread at a time may use it."""
 
     def __init__(self, compiled: Any) -> None:
         types = list(compiled.src.signature.values())
@@ -74,7 +70,6 @@ class PackedLaunches:
         kernels: Triton's compiled kernels, in the order in which they run.
         grids: Each kernel's number of blocks, in one or two dimensions.
         arguments: Each kernel's arguments: `("slot", k)` is the k-th pointer, `("value", number or None)` a constant.
-        pointers: The number of pointers.
     """
 
     def __init__(

@@ -37,7 +37,6 @@ class Launcher:
     Triton would determine at every launch which compilation the arguments belong to.
 
     Args:
-        jit: The kernel.
         constants: The kernel's compile-time constants by name, and Triton's options (`num_warps`, …). Everything that
             affects the compilation must be a constant or the same in all launches. So the caller keeps one launcher per
             type of the streams, and passes tensors that start at multiples of 16 bytes (`aligned`).

@@ -232,7 +232,6 @@ def _forward(
         x: The streams. [..., n or 1, d]
         weight: The projection W to the logits, or None if the logits are the bias. [K, n·d]
         bias: The bias b of the logits. [K]
-        spec: The connection's record.
         keeps: Whether there will be a derivative.
     """
     x, bias = aligned(x), aligned(bias)

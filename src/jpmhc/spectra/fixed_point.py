@@ -121,7 +121,6 @@ class FixedPoints:
 
         Args:
             rows: The numbers of the later pass's rows in this batch. [b]
-            later: The results of the later pass.
         """
         smaller = later.residual < self.residual[rows]
         better = (later.converged & ~self.converged[rows]) | (smaller & (later.converged | ~self.converged[rows]))
@@ -211,7 +210,6 @@ class Options:
     """The scheme, the tolerance and the limit with which an equation is solved.
 
     Attributes:
-        scheme: The way to iterate.
         tolerance: A row has converged when its residual is below this number.
         maximum: The most iterations of a row; for `AndersonNewton`, the most images g(x).
     """
@@ -232,7 +230,6 @@ def solve(equation: Equation, z: Tensor, start: Tensor, options: Options, index:
     Args:
         z: The rows' points. [B]
         start: The rows' first iterates. [B, d]
-        options: The scheme, the tolerance and the most iterations.
         index: The rows' numbers in the equation's batch; 0, …, B - 1 by default. [B]
     """
     index = torch.arange(len(z), device=z.device) if index is None else index

@@ -64,7 +64,6 @@ def find_grid(
     r"""Return the grid of a density, ascending squared singular values [P], and a rough solution from the search.
 
     Args:
-        transform: The function that computes the Cauchy transform.
         eta: A fixed smoothing; None for $\eta$ proportional to x.
         relative_eta: $\eta / x$ if `eta` is None.
     """
@@ -100,11 +99,8 @@ class _Curve:
     """The density of t = log x, and all solutions computed so far, from which new points start.
 
     Attributes:
-        network: The network.
-        transform: The function that computes the Cauchy transform.
         eta: A fixed smoothing, or None.
         mean: The logarithm of the mean squared singular value.
-        parts: The solutions of all calls so far.
     """
 
     network: Network

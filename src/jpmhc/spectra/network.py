@@ -392,9 +392,6 @@ def sample_skips(
 
     Args:
         mixer: The name of a mixer or of an ensemble of random matrices: one of `SKIPS`; or a mixer's class.
-        count: The number of skips.
-        streams: The number of streams n.
-        seed: The seed; equal seeds give equal skips.
         rank: The dimension of the subspace for "grassmann"; half the number of streams if None.
     """
     if isinstance(mixer, mixers.Mixer):

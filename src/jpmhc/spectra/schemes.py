@@ -120,10 +120,8 @@ class _Mixing(State):
     """The state of Anderson mixing.
 
     Attributes:
-        past: The history.
         best: The smallest residual so far; a fall by less than a tenth does not count. [b]
         since: The number of iterations since `best` last changed. [b]
-        count: The number of iterations so far.
         rounding: The last computed number to add to the scale for rounding. [b, d]
         image: g(x). [b, d]
         difference: g(x) - x. [b, d]
@@ -288,8 +286,6 @@ class AndersonNewton(Scheme):
     neutral in many directions, the last digits take hundreds of images by mixing, but three or four Newton corrections.
 
     Attributes:
-        mixing: The Anderson mixing.
-        newton: Newton's method.
         turns: The number of images in each turn of mixing before a turn of Newton's method.
         corrections: The most Newton corrections in one turn.
 

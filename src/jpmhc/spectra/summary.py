@@ -58,7 +58,6 @@ def summary(network: Network, threshold: float = COLLAPSED) -> Summary:
     """Compute a network's summary.
 
     Args:
-        network: Any network; `network.ends` is ignored.
         threshold: Singular values below it count as collapsed.
 
     >>> result = summary(Network.repeated(torch.eye(2), 0.1, 3))

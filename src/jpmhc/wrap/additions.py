@@ -105,13 +105,7 @@ def tensors_in(values: Sequence[Any]) -> list[Tensor]:
 def describe_wrapping(
     model: nn.Module, plans: Sequence[LayerPlan], counts: dict[tuple[str, int, int], int]
 ) -> tuple[str, bool]:
-    """Return one sentence on which additions became connections, and whether it should be a warning.
-
-    Args:
-        model: The model.
-        plans: The plans of the model's wrapped layers.
-        counts: The model's residual additions, counted by `ResidualAdditions`.
-    """
+    """Return one sentence on which additions became connections, and whether it should be a warning."""
     sizes = {(plan.ndim, plan.dim) for plan in plans}
     plain = {name: count for (name, *size), count in counts.items() if tuple(size) in sizes}
     for plan in plans:

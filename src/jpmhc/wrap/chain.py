@@ -203,7 +203,6 @@ class Chain:
         """Return a traced output with its streams reduced; names and shapes tell which entries are streams.
 
         Args:
-            module: The module that returns the output.
             output: A tuple, or a dict whose keys name the hidden states.
         """
         first = next(iter(output.values()), None) if isinstance(output, dict) else first_of(output)
@@ -314,7 +313,6 @@ def recompute_streams(checkpoint: Callable[..., Any], run: Callable[..., Any], *
         checkpoint: The layer's checkpoint function.
         run: The layer's forward as a `functools.partial` with the layer and its keyword arguments. If it is something
             else, the checkpoint function gets it as it is.
-        args: The layer's positional arguments.
     """
     layer = run.args[0] if isinstance(run, functools.partial) and run.args else None
     if not isinstance(run, functools.partial) or not isinstance(layer, nn.Module) or CHILD not in layer._modules:

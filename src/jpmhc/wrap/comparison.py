@@ -62,11 +62,6 @@ class OutputComparison:
     """A comparison of a model's outputs and gradients before and after wrapping, in eval mode on the same inputs.
 
     At its end, the context restores the model's mode and torch's random state.
-
-    Args:
-        model: The model, not yet wrapped.
-        args: The positional arguments of the model's call.
-        kwargs: The keyword arguments of the model's call.
     """
 
     def __init__(self, model: nn.Module, args: Args, kwargs: Kwargs) -> None:

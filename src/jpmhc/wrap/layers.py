@@ -136,7 +136,6 @@ class LayerConnections(nn.Module):
 
     Args:
         plan: The path of the residual stream through the layer.
-        recipe: The arguments of all connections.
         index: The number of the first connection in the model.
     """
 

@@ -97,7 +97,6 @@ def read_record(record: dict[str, Any], mixer: Mixer | None = None) -> tuple[Rec
     """Return the recipe and the plans that a record describes.
 
     Args:
-        record: The record in a configuration.
         mixer: The mixer, if it is a class of the user's own, which a record cannot describe.
     """
     for key in ("layers", "streams", "mixer", "options"):

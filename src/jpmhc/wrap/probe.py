@@ -39,7 +39,6 @@ class EveryRoute(Route):
     """A route on which every operation carries the residual stream.
 
     Attributes:
-        additions: The number of additions.
         reads: The number of other computations from the hidden state.
         complaint: A clause about an operation that cannot be followed; "" if there is none.
     """

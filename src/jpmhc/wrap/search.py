@@ -18,9 +18,7 @@ def plan_layers(model: nn.Module, names: list[str] | None, run: Callable[[], obj
     """Find a model's residual layers, and the path of the residual stream through each layer.
 
     Args:
-        model: The model.
         names: The names of the layers to follow; None to search for layers.
-        run: A function that runs the model.
 
     Returns:
         A plan for each layer.
@@ -32,10 +30,6 @@ def plan_layers(model: nn.Module, names: list[str] | None, run: Callable[[], obj
 
 class Search:
     """The search for a model's layers.
-
-    Args:
-        model: The model.
-        run: A function that runs the model.
 
     Attributes:
         complaints: By name, a clause on why the residual additions of a module cannot be followed.

@@ -17,7 +17,6 @@ class StreamStep(NamedTuple):
     """One operation that carries the residual stream.
 
     Attributes:
-        name: The operation's name.
         number: The number of earlier operations with this name on the same hidden state.
     """
 

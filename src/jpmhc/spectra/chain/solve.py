@@ -174,7 +174,6 @@ def solve_together(networks: Sequence[Network], z: Tensor, *, tolerance: float =
     Args:
         networks: Networks of the block's noise, with equal numbers of layers and streams and equal kinds of sublayers.
         z: Points of the upper half plane.
-        tolerance: The tolerance of `cauchy`.
     """
     scaled = [network.rescaled() for network in networks]
     gains = torch.tensor([gain for _, gain in scaled], dtype=torch.float64, device=z.device)

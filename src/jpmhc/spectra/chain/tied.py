@@ -32,8 +32,6 @@ def solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints 
     The noise is isotropic or has read and write vectors. Residuals are relative to the largest unknown of each kind.
 
     Args:
-        z: The points.
-        options: The scheme, the tolerance and the most iterations.
         known: Solved points of the network. Points near one of them start from it, others far above the axis.
     """
     if network.covariance is not None or network.slopes is not None:
