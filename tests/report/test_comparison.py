@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from jpmhc.experiments.comparison.statistics import compare_means, summarize
-from jpmhc.report.comparison import draw_comparison, find_band, format_table, make_charts, render_comparison
+from jpmhc.report.comparison import (
+    draw_comparison,
+    find_band,
+    find_baselines,
+    format_table,
+    make_charts,
+    render_comparison,
+)
 from jpmhc.report.style import colour_of
 
 
@@ -70,6 +77,20 @@ def test_table_and_curves_are_there():
     assert colour_of("cayley") in page
     assert '<g class="band"' in page
     assert "<script" not in page
+
+
+@pytest.mark.parametrize("arms", [("plain", "identity"), ("plain", "identity", "cayley")])
+def test_the_first_baseline_stays_the_first(arms):
+    result = make_result(arms)
+    result["summary"] = summarize(result["runs"], arms, ("plain", "identity"))
+    assert find_baselines(result) == ["plain", "identity"]
+
+
+def test_one_seed_has_no_error_bars():
+    several, one = (render_comparison(make_result(seeds=seeds)) for seeds in ((0, 1), (0,)))
+    for words in ("95 % interval", "standard error"):
+        assert words in several
+        assert words not in one
 
 
 def test_one_seed_and_hostile_names():

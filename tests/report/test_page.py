@@ -22,7 +22,7 @@ def test_a_heat_map_shows_numbers_and_signs():
 
 def test_a_logarithmic_heat_map_tells_small_numbers_apart():
     found = cells(show_matrix("m", [[0.003, 0.0004], [1.0, 100.0]], logarithmic=True))
-    assert [text for *_, text in found] == ["0.003", "0.0004", "1", "1e+02"]
+    assert [text for *_, text in found] == ["3e-3", "4e-4", "1", "1e2"]
     shares = [int(share) for _, share, _ in found]
     assert shares[1] < shares[0] < shares[2] < shares[3] == 85
 

@@ -205,6 +205,11 @@ def _describe_value(value: float, floor: float) -> str:
     return f"{value:9.3g}" if value > floor else f"{f'<{floor:.0e}':>9}"
 
 
+def _write(value: float) -> str:
+    """Return a number with two digits, or a whole number from 100 on."""
+    return f"{value:.0f}" if 99.5 <= value < 1e6 else f"{value:.2g}"
+
+
 def find_verdict(diagnosis: Diagnosis) -> list[str]:
     """Return five sentences: on the map, on collapse, on explosion, on the layers, and on the theory."""
     return [_map(diagnosis), _collapse(diagnosis), _explosion(diagnosis), _layers(diagnosis), _theory(diagnosis)]
@@ -220,8 +225,9 @@ def _map(diagnosis: Diagnosis) -> str:
     )
     rows, columns = diagnosis.whole.shape
     return (
-        f"{'Look closer' if sick else 'Healthy'}: of {min(rows, columns)} directions half are multiplied by {low:.2g} "
-        f"to {high:.2g} (median {middle:.2g}), where the signal itself is multiplied by {diagnosis.gain:.2g}."
+        f"{'Look closer' if sick else 'Healthy'}: of {min(rows, columns)} directions half are multiplied by "
+        f"{_write(low)} to {_write(high)} (median {_write(middle)}), where the signal itself is multiplied by "
+        f"{_write(diagnosis.gain)}."
     )
 
 
@@ -232,7 +238,7 @@ def _collapse(diagnosis: Diagnosis) -> str:
     first = f"{word} of the model's own map: {all_below:.1%} of the map's directions shrink to less than a tenth of"
     if word != "No collapse":
         first = f"{word}: {all_below:.1%} of the map's directions shrink to less than a tenth of"
-    first += f" the typical {whole.typical():.2g}"
+    first += f" the typical {_write(whole.typical())}"
     if all_below > _FEW and all_below - share > all_below / 2:
         first += f" (norms alone take up to {_taken_by_norms(diagnosis):.1%})"
     lost = _stream_loss(diagnosis)
@@ -255,7 +261,7 @@ def _collapse(diagnosis: Diagnosis) -> str:
 def _explosion(diagnosis: Diagnosis) -> str:
     whole, share = diagnosis.whole, _exploded(diagnosis)
     largest = whole.largest / whole.typical()
-    end = f"the largest singular value is {largest:.2g} times the typical one"
+    end = f"the largest singular value is {_write(largest)} times the typical one"
     if share <= _FEW and largest < EXPLODED:
         return f"Nothing explodes: {end}."
     spread = whole.largest / max(whole.quantile(0.99), 1e-300)
@@ -274,8 +280,9 @@ def _layers(diagnosis: Diagnosis) -> str:
     gradients = np.array([layer.gradient for layer in diagnosis.layers])
     strongest, weakest = diagnosis.layers[int(gains.argmax())], diagnosis.layers[int(gradients.argmin())]
     if len(gains) == 1:
-        return f"Layers: {strongest.name} is the only one, with a gain of {strongest.gain:.2g}."
-    first = f"Layers: {strongest.name} has the largest gain ({strongest.gain:.2g}, median {np.median(gains):.2g})"
+        return f"Layers: {strongest.name} is the only one, with a gain of {_write(strongest.gain)}."
+    largest, median = _write(strongest.gain), _write(float(np.median(gains)))
+    first = f"Layers: {strongest.name} has the largest gain ({largest}, median {median})"
     ratio = _unevenness(diagnosis)
     if not gradients.max() > 0:
         return f"{first}; no gradient reaches any layer from the map's output."
@@ -284,8 +291,8 @@ def _layers(diagnosis: Diagnosis) -> str:
     steady = "gradients reach all layers" + (" alike" if ratio < _ALIKE else "")
     steady = steady if ratio < _UNEVEN else "gradients are uneven"
     return (
-        f"{first}; {steady}: squared, they differ by a factor of {ratio:.2g}, the weakest at {weakest.name}, and the "
-        f"first layer has {gradients[0] / max(gradients[-1], 1e-300):.2g} times the last one's."
+        f"{first}; {steady}: squared, they differ by a factor of {_write(ratio)}, the weakest at {weakest.name}, and "
+        f"the first layer has {_write(gradients[0] / max(gradients[-1], 1e-300))} times the last one's."
     )
 
 
@@ -368,7 +375,7 @@ def _describe_tail(known: Sequence[TheoryComparison]) -> str:
     if max(factors, default=0.0) < np.log(_FAR_OFF):
         return ""
     name, measured, predicted = pairs[int(np.argmax(factors))]
-    return f"; the tail is far off (99 % quantile of {name}: {measured:.2g}, predicted {predicted:.2g})"
+    return f"; the tail is far off (99 % quantile of {name}: {_write(measured)}, predicted {_write(predicted)})"
 
 
 def _taken_by_norms(diagnosis: Diagnosis) -> float:

@@ -40,8 +40,9 @@ def describe_tests(result: Result) -> list[str]:
 
 
 def find_baselines(result: Result) -> list[str]:
-    """Return the arms whose losses were subtracted from other arms' losses."""
-    return list(dict.fromkeys(name for row in result["summary"] for name in row["differences"]))
+    """Return the arms whose losses were subtracted from other arms' losses, in the order of the option."""
+    differences = [row["differences"] for row in reversed(result["summary"])]  # a baseline's own row lacks its name
+    return list(dict.fromkeys(name for row in sorted(differences, key=len, reverse=True) for name in row))
 
 
 def table_rows(result: Result) -> list[list[str]]:
@@ -95,12 +96,15 @@ def render_comparison(result: Result) -> str:
     settings = result["settings"]
     task = settings["task"]
     kind = task["kind"] if isinstance(task, dict) else task
+    seeds = len({run["seed"] for run in result["runs"]})
+    means = "A line is the mean over seeds, its band the 95 % interval." if seeds > 1 else "One seed, no error bars."
     lead = [
         f"{len(result['summary'])} arms on the task {kind}, {len(result['runs'])} runs, each arm at its best learning "
-        "rate. A line is the mean over seeds, its band the 95 % interval."
+        f"rate. {means}"
     ]
     heading, *rows = table_rows(result)
-    note = " ".join(["± is the standard error of the mean; differences are paired by seed.", *describe_tests(result)])
+    errors = ["± is the standard error of the mean; differences are paired by seed."] if seeds > 1 else []
+    note = " ".join([*errors, *describe_tests(result)])
     sections = [
         Section("Results", tables=[Table(heading, rows, note)]),
         Section("Curves and differences", charts=make_charts(result)),
@@ -221,5 +225,7 @@ def draw_differences(result: Result) -> Chart:
         if interval is not None:
             lines.append(Line("", interval, [height, height], colour, marker=""))
         lines.append(Line("", [mean], [height], colour, marker="o", filled=clear))
-    x, y = Axis("difference of the loss, 95 % interval"), Axis("", names=[arm for arm, *_ in rows])
+    known = any(interval is not None for *_, interval in rows)
+    x = Axis("difference of the loss" + ", 95 % interval" * known)
+    y = Axis("", names=[arm for arm, *_ in rows])
     return Chart(f"final loss minus that of {baseline}, by seed", lines, x, y)

@@ -89,13 +89,20 @@ def show_matrix(title: str, matrix: Sequence[Sequence[float]], *, logarithmic: b
     shares = np.where(finite, np.abs(values), top / 2) / top
     if logarithmic:
         shares = np.clip(1 + np.log10(np.maximum(shares, 1e-300)) / (4 + math.log10(top)), 0, 1)
-    form = ".2g" if logarithmic else ".2f"
     rows = []
     for value_row, share_row in zip(values, shares):
         kinds = np.where(np.isfinite(value_row), np.where(value_row < 0, "negative", "positive"), "lost")
-        texts = [f"{value:{form}}".replace("-0.00", "0.00") if len(values) <= 8 else "" for value in value_row]
+        texts = [_write_entry(value, logarithmic) if len(values) <= 8 else "" for value in value_row]
         rows.append(list(zip(kinds, (f"{85 * share:.0f}" for share in share_row), texts)))
     return Picture(title, Markup(render_template("heat_map.html", rows=rows)), small=True)
+
+
+def _write_entry(value: float, logarithmic: bool) -> str:
+    """Return an entry of a heat map in at most six characters: 0.25, 1.5, 4e-4."""
+    if not logarithmic:
+        return f"{value:.2f}".replace("-0.00", "0.00")
+    small = 0 < abs(value) < 0.01
+    return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e") if small or abs(value) >= 100 else f"{value:.2g}"
 
 
 def render_page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:

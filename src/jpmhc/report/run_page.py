@@ -213,7 +213,8 @@ def _tabulate_evaluations(names: Sequence[str], runs: Sequence[RunRecord]) -> li
                 ]
                 rows.append([f"{name}: {file}", str(result.get("step", "–")), str(result.get("tests", "–")), *cells])
     heading = ["evaluation", "step", "tests", *(key.replace("_", " ") for key in _SCORES)]
-    return [_drop_empty(heading, rows, 1, "± is the error of drawing variants.")] if rows else []
+    note = "± is the error of drawing variants." if any("±" in cell for row in rows for cell in row) else ""
+    return [_drop_empty(heading, rows, 1, note)] if rows else []
 
 
 def _show_mixing(group: RunGroup) -> Section:
