@@ -25,7 +25,7 @@ def test_a_class_of_ones_own_is_found_by_its_module():
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("no_such_module:Mine", "there is no module 'no_such_module', and 'no_such_module:Mine' stands for"),
+        ("no_such_module:Mine", "there is no module 'no_such_module'; 'no_such_module:Mine' must be MODULE:NAME"),
         ("tests.no_such:Mine", r"there is no module 'tests\.no_such'"),
         (":Mine", "there is no module ''"),
         ("tests.own:Mine", "the module tests.own has no 'Mine'"),

@@ -111,9 +111,15 @@ def _check_shapes(mixer: Mixer) -> None:
 def sample_skips(
     name: str | type[Mixer], streams: int, shape: tuple[int, ...] = (), *, generator: Generator | None = None
 ) -> Tensor:
-    """Draw random skip matrices of a mixer ("sinkhorn") or ensemble ("bistochastic"), by its name. [*shape, n, n]"""
-    if isinstance(name, str) and ":" not in name:
-        checks.choice(name, [*MIXERS, *ENSEMBLES], "random skip")
-    mixer = (ENSEMBLES.get(name) or get_mixer(name)) if isinstance(name, str) else name
+    """Draw random skip matrices of a mixer ("sinkhorn"), an ensemble ("bistochastic") or a class. [*shape, n, n]"""
+    if isinstance(name, Mixer):
+        raise ValueError(f"random skips are drawn by a mixer's class: give {type(name).__name__}, not an object of it")
+    if isinstance(name, type) and issubclass(name, Mixer):
+        mixer = name
+    elif isinstance(name, str) and ":" in name:
+        mixer = get_mixer(name)
+    else:
+        checks.choice(name, [*MIXERS, *ENSEMBLES, "MODULE:CLASS"], "random skip")
+        mixer = ENSEMBLES.get(name) or MIXERS[name]
     check_stream_count(mixer, streams)
     return mixer.sample(streams, shape, generator=generator)

@@ -19,8 +19,10 @@ from jpmhc.spectra.propagation import MLP, draw_slopes, follow_postnorm, follow_
 from jpmhc.spectra.sublayers import Sublayer, to_sublayers
 
 ENDS = ("streams", "model")
+SKIPS = (*mixers.MIXERS, *mixers.ENSEMBLES)
 # A layer maps its whole input to zero if its gain is at most this fraction of the skip's squared norm.
 _NOTHING = 1e-30
+_ALIVE = 12  # the number of arrays as large as all skips that are in memory at once when a network is solved
 _FIELDS = ("skips", "variance", "read", "write", "covariance", "slopes", "tied")
 
 
@@ -148,7 +150,15 @@ class Network:
             rank: The dimension of the subspace for "grassmann"; half the number of streams by default.
         """
         depth, streams = checks.whole_number(depth, "depth"), checks.whole_number(streams, "streams")
-        skips = sample_skips(mixer, 1 if shared else depth, streams, checks.whole_number(seed, "seed", 0), rank)
+        count = 1 if shared else depth
+        if rank is not None and mixer != "grassmann":
+            raise ValueError(f"rank is the dimension of a grassmann skip's subspace; a {mixer} skip has none")
+        checks.fits_memory(_ALIVE * 8 * count * streams**2, f"a network of {count} layers and {streams} streams")
+        generator = torch.Generator().manual_seed(checks.whole_number(seed, "seed", 0))
+        if rank is None:
+            skips = mixers.sample_skips(mixer, streams, (count,), generator=generator)
+        else:
+            skips = grassmann.sample(streams, checks.whole_number(rank, "rank"), (count,), generator=generator)
         return cls(skips.expand(depth, -1, -1), variance, read, write)
 
     @classmethod
@@ -379,29 +389,3 @@ def require_network(network: Network) -> None:
         raise ValueError(
             f"the network must be a Network, not a {type(network).__name__}: make one with Network(skips, variance)"
         )
-
-
-SKIPS = (*mixers.MIXERS, *mixers.ENSEMBLES)
-_ALIVE = 12  # the number of arrays as large as all skips that are in memory at once when a network is solved
-
-
-def sample_skips(
-    mixer: str | type[mixers.Mixer], count: int, streams: int, seed: int, rank: int | None = None
-) -> Tensor:
-    """Draw random skips of one kind. [count, n, n]
-
-    Args:
-        mixer: The name of a mixer or of an ensemble of random matrices: one of `SKIPS`; or a mixer's class.
-        rank: The dimension of the subspace for "grassmann"; half the number of streams if None.
-    """
-    if isinstance(mixer, mixers.Mixer):
-        raise ValueError(f"random skips are drawn by a mixer's class: give {type(mixer).__name__}, not an object of it")
-    if not (isinstance(mixer, type) and issubclass(mixer, mixers.Mixer)) and ":" not in str(mixer):
-        checks.choice(mixer, (*SKIPS, "MODULE:CLASS"), "random skip")
-    if rank is not None and mixer != "grassmann":
-        raise ValueError(f"rank is the dimension of a grassmann skip's subspace; a {mixer} skip has none")
-    checks.fits_memory(_ALIVE * 8 * count * streams**2, f"a network of {count} layers and {streams} streams")
-    generator = torch.Generator().manual_seed(seed)
-    if rank is not None:
-        return grassmann.sample(streams, checks.whole_number(rank, "rank"), (count,), generator=generator)
-    return mixers.sample_skips(mixer, streams, (count,), generator=generator)
