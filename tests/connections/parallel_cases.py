@@ -260,7 +260,23 @@ def make_sharded(kind: str, **options: Any) -> nn.Module:
 def fsdp2(kind: str, **options: Any) -> float:
     model = make_sharded(kind, **options)
     assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
-    return compare(kind, model, train(model, own_part()))
+    gathered = count_gathered(model)
+    losses = train(model, own_part())
+    assert gathered == {1}  # of all layers, the one that computes
+    return compare(kind, model, losses)
+
+
+def count_gathered(model: nn.Module) -> set[int]:
+    """Return a set that forward passes fill with how many sublayers of one kind have whole weights at a time."""
+    counts: set[int] = set()
+    sublayers = [module for module in model.modules() if isinstance(module, MLP)]
+
+    def count(*_: object) -> None:
+        counts.add(sum(not isinstance(one.up.weight, DTensor) for one in sublayers))
+
+    for one in sublayers:
+        one.up.register_forward_hook(count)
+    return counts
 
 
 def fsdp2_clipped(kind: str) -> float:
@@ -294,6 +310,10 @@ def fsdp2_on_meta(kind: str) -> float:
     jpmhc.shard_connections(model)
     fully_shard(model)
     model.to_empty(device="cpu")
+    for one, other in zip(find_connections(model), find_connections(OwnModel().double())):
+        one.reset_parameters()
+        for name, value in other.map.named_parameters():
+            torch.testing.assert_close(full(one.map.get_parameter(name).detach()), value.detach(), rtol=0, atol=1e-6)
     set_model_state_dict(model, values, options=StateDictOptions(full_state_dict=True))
     return compare(kind, model, train(model, own_part()))
 

@@ -106,12 +106,15 @@ def test_what_cannot_work_is_refused():
 def shard_apart() -> tuple[float, list[str]]:
     """Return the error of a forgotten sum of gradients, and what a rounding policy makes the connections warn of."""
     forgotten = parallel_cases.sequence_parallel_without_sum("own")
-    model = make_model("own").float()
-    for block in model.blocks:
-        fully_shard(block, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
-    with pytest.warns(UserWarning, match="coefficients") as warned:
-        model(parallel_cases.make_tokens(0)).sum().backward()
-    return forgotten, [str(one.message) for one in warned]
+    messages = []
+    for kind in ("own", "wrapped"):
+        model = make_model(kind).float()
+        for layer in model.blocks if kind == "own" else model.layers:
+            fully_shard(layer, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+        with pytest.warns(UserWarning, match="call jpmhc.shard_connections before fully_shard") as warned:
+            model(parallel_cases.make_tokens(0)).sum().backward()
+        messages += [str(one.message) for one in warned]
+    return forgotten, messages
 
 
 def test_forgotten_sum_is_seen_and_rounding_is_warned_of():

@@ -43,6 +43,8 @@ def test_the_plain_class_refuses_it_and_says_how_to_load_it(tmp_path):
     for loader in (transformers.AutoModelForCausalLM, transformers.GPT2LMHeadModel):
         with pytest.raises(ValueError, match=r"load this model with jpmhc\.load_wrapped"):
             loader.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"load this model with jpmhc\.load_wrapped"):
+        transformers.pipeline("text-generation", str(tmp_path))
 
 
 def test_a_loaded_model_is_saved_loaded_and_unwrapped_like_the_first(tmp_path):
@@ -167,6 +169,33 @@ def test_a_part_of_a_larger_model_is_loaded_if_the_whole_was_wrapped(tmp_path):
         jpmhc.load_wrapped(transformers.LlavaForConditionalGeneration, tmp_path / "part")
 
 
+def tiny_bart() -> transformers.BartForConditionalGeneration:
+    small = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    small |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 64}
+    return transformers.BartForConditionalGeneration(transformers.BartConfig(**small)).eval()
+
+
+def test_a_class_that_takes_any_argument_gets_no_setting(tmp_path):
+    """BART's constructor would swallow `num_labels`."""
+    jpmhc.wrap(tiny_bart()).save_pretrained(tmp_path)
+    loaded = jpmhc.load_wrapped(transformers.BartForSequenceClassification, tmp_path, num_labels=7)
+    assert (loaded.classification_head.out_proj.out_features, loaded.config.num_labels) == (7, 7)
+
+
+@pytest.mark.parametrize("kind", ["t5", "mamba"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_are_loaded_in_another_type(tmp_path, kind, dtype):
+    """T5 bounds its hidden state only in float16, and Mamba adds in float32 only if its weights are narrower."""
+    config = transformers.MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, state_size=4)
+    plain = transformers.MambaForCausalLM(config).eval() if kind == "mamba" else tiny(kind)
+    jpmhc.wrap(copy.deepcopy(plain)).save_pretrained(tmp_path / "wrapped")
+    plain.save_pretrained(tmp_path / "plain")
+    inputs = default_inputs(plain)
+    wanted = type(plain).from_pretrained(tmp_path / "plain", dtype=dtype)(**inputs).logits.float()
+    result = jpmhc.load_wrapped(type(plain), tmp_path / "wrapped", dtype=dtype)(**inputs).logits.float()
+    assert difference(wanted, result) < 2 * torch.finfo(dtype).eps
+
+
 @pytest.mark.parametrize("loader", ["AutoModelForSequenceClassification", "GPT2ForSequenceClassification"])
 def test_settings_of_the_configuration_are_taken_as_from_pretrained_takes_them(tmp_path, loader):
     disturb(jpmhc.wrap(tiny("gpt2"))).save_pretrained(tmp_path)
@@ -235,10 +264,7 @@ def test_a_model_without_head_that_shares_its_configuration_is_told_the_way_out(
 
 
 def test_parts_that_were_saved_alone_are_loaded(tmp_path):
-    small = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
-    small |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 64}
-    bart = transformers.BartForConditionalGeneration(transformers.BartConfig(**small)).eval()
-    models = {"bart": bart, "t5": tiny("t5")}
+    models = {"bart": tiny_bart(), "t5": tiny("t5")}
     tokens = {"input_ids": torch.arange(3, 11)[None]}
     for name, model in models.items():
         part = disturb(jpmhc.wrap(model)).get_encoder()

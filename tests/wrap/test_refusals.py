@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import jpmhc
@@ -143,6 +143,8 @@ def one_process(tmp_path):
 
 def test_a_model_that_is_spread_over_processes_already(one_process):
     refused(DistributedDataParallel(Stack([Block(12)])), r"the model \(Distr.*\) is in DistributedDataParallel already")
+    sharded = FullyShardedDataParallel(Stack([Block(12)]), use_orig_params=True, device_id=torch.device("cpu"))
+    refused(sharded, r"the model \(FullyShardedDataParallel\) is in FSDP already")
     model = Stack([Block(12)])
     fully_shard(model.blocks[0])
     refused(model, r"blocks\.0 \(FSDPBlock\) is in FSDP already, .*: wrap the plain model first", hooks=True)
