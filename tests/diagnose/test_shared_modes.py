@@ -75,6 +75,7 @@ def test_independent_layers_share_nothing_and_zero_ones_do_no_harm():
     modes = find_modes(multiply_all(matrices), DIM**2)
     assert (modes.count, float(modes.shares.sum())) == (0, 0.0)
     assert find_modes(torch.zeros(3, 3, dtype=torch.float64), 100).count == 0
+    assert find_modes(multiply_all(normal(24, 4, 4)), 16).count == 0  # more layers than numbers in a matrix
     assert repr(modes).startswith("SharedModes(count=0, share=0")
 
 

@@ -186,7 +186,7 @@ def _measure_sublayers(
         vectors = draw_vectors(PROBES, size, jacobian.at.y, seed)
         estimates = [measure_gain(call, vectors, position) for call in chain]
         skips, gains, matrices = [one.skip for one in estimates], [one.gain for one in estimates], []
-        parts, samples = torch.stack([one.sketch for one in estimates]).double(), vectors.numel()
+        parts, samples = torch.stack([one.sketch for one in estimates]).double(), min(PROBES, size) * size
     modes = find_modes(multiply_all(parts), samples) if len(chain) > 1 else None
     return skips, torch.tensor(gains, dtype=torch.float64), matrices, modes
 

@@ -55,7 +55,7 @@ def find_modes(products: Tensor, samples: int) -> SharedModes:
 
     Args:
         products: Inner products of the Jacobians without their multiples of the identity. [L, L]
-        samples: The number of summands in each inner product: d² for matrices, k d for k random probes.
+        samples: The number of summands in each inner product: d² for matrices, min(k, d) d for k random probes.
 
     Example:
         >>> layers = torch.randn(6, 40, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -70,7 +70,7 @@ def find_modes(products: Tensor, samples: int) -> SharedModes:
     correlations = products * torch.outer(inverse, inverse)
     values, vectors = torch.linalg.eigh(correlations)
     values, vectors = values.flip(0), vectors.flip(1)
-    bulk = values[: max(int(alive.sum()), 1)].median()
+    bulk = values[: max(min(int(alive.sum()), samples), 1)].median()
     limit = _ABOVE_BULK * (1 + (len(values) / samples) ** 0.5) ** 2 * float(bulk)
     count = int((values > limit).sum())
     directions = vectors[:, :count]
