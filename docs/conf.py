@@ -41,8 +41,12 @@ def link_contributing(app, name, source):
     source[0] = re.sub(r"\]\(((?:\.\./)*)\.\./CONTRIBUTING\.md", r"](\1contributing.md", source[0])
 
 
-def keep_punctuation(app, doctree, name):
-    """Move brackets before and punctuation behind a formula into the formula, so that no line begins with them."""
+def keep_together(app, doctree, name):
+    """Let no line begin with a unit, or with the punctuation behind a formula, or end with the bracket before it."""
+    for text in list(doctree.findall(nodes.Text)):
+        units = re.sub(r"(?<=\d) (?=(%|ms|s|KiB|MiB|GiB)(?!\w))", "\u00a0", text)
+        if units != text and not isinstance(text.parent, nodes.literal | nodes.literal_block | nodes.math):
+            text.parent.replace(text, nodes.Text(units))
     for formula in doctree.findall(nodes.math):
         siblings, place = formula.parent.children, formula.parent.index(formula)
         for key, step, pattern in (("before", -1, r"[(“]+$"), ("behind", 1, r"^[.,;:)”!?]+")):
@@ -76,5 +80,5 @@ def setup(app):
     """Connect the functions above."""
     app.connect("autodoc-process-docstring", write_as_restructured_text)
     app.connect("source-read", link_contributing)
-    app.connect("doctree-resolved", keep_punctuation)
+    app.connect("doctree-resolved", keep_together)
     app.add_html_math_renderer("mathml", (write_inline, None), (write_block, None))

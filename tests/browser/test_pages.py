@@ -1,5 +1,8 @@
 """Report and explorer in Chromium: they draw, react, need no network, and fit a desk, a telephone and the dark."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 from benchmarks.compute_atlas import assemble_atlas, compute_choice
 from matplotlib import image
@@ -104,3 +107,22 @@ def test_the_report_runs_nothing_and_fits(browser, tmp_path):
     assert browser.evaluate("document.querySelectorAll('figure svg.chart').length") > 10
     assert browser.evaluate("document.querySelectorAll('img.grid').length") == 3
     check(browser, tmp_path, "report")
+
+
+def test_built_pages_stay_in_their_window(browser, tmp_path):
+    sphinx = pytest.importorskip("sphinx.cmd.build", reason="the documentation's packages are not installed")
+    pytest.importorskip("furo")
+    docs = Path(__file__).parents[2] / "docs"
+    shutil.copytree(docs / "_static", tmp_path / "docs" / "_static")
+    shutil.copy(docs / "conf.py", tmp_path / "docs")
+    code = "# " + "a comment that is longer than any window " * 8
+    (tmp_path / "docs" / "index.md").write_text(f"# Page\n\n```python\n{code}\n```\n\nLet $n$, 30 % of $(m)$.\n")
+    assert sphinx.main(["-q", str(tmp_path / "docs"), str(tmp_path / "built")]) == 0
+    for width in (390, 800, 1100, 1280, 1600):
+        browser.resize(width, 900)
+        browser.open(f"file://{tmp_path}/built/index.html")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert browser.evaluate("document.querySelector('.content').getBoundingClientRect().right") <= width
+    assert browser.evaluate("document.querySelector('.formula').textContent") == "n,"
+    assert "30\u00a0%" in browser.evaluate("document.querySelector('article').textContent")
+    assert [address for address in browser.requests if not address.startswith(("file:", "data:"))] == []

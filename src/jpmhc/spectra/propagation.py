@@ -66,7 +66,7 @@ def propagate(
 
     - `mean_field` follows the streams' second moments $C$ [n, n] and means $m$ [n], which is exact in the limit of many
       features: $q = \sigma_w^2 \mathrm{tr}\,C + \sigma_b^2$ and
-      $C \leftarrow A C A^\top + \kappa I + \varphi^2 (1 1^\top - I) + \varphi (A m 1^\top + 1 m^\top A^\top)$;
+      $C \leftarrow A C A^\top + \kappa I + \varphi^2 (1 1^\top - I)$ $+ \varphi (A m 1^\top + 1 m^\top A^\top)$;
     - `isotropic` follows only the mean square, $v \leftarrow \kappa(q) + \|A\|_F^2/n \cdot v$. It equals `mean_field`
       if $C$ stays a multiple of the identity and the mean output $\varphi$ is zero (orthogonal skips with an odd
       activation);
