@@ -42,7 +42,10 @@ def link_contributing(app, name, source):
 
 
 def keep_together(app, doctree, name):
-    """Let no line begin with a unit, or with the punctuation behind a formula, or end with the bracket before it."""
+    """Let no line begin with a unit or the punctuation behind a formula; mark long cells, which get a wide column."""
+    for cell in doctree.findall(nodes.entry):
+        if len(cell.astext()) > 60:
+            cell["classes"].append("long")
     for text in list(doctree.findall(nodes.Text)):
         units = re.sub(r"(?<=\d) (?=(%|ms|s|KiB|MiB|GiB)(?!\w))", "\u00a0", text)
         if units != text and not isinstance(text.parent, nodes.literal | nodes.literal_block | nodes.math):
