@@ -12,7 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -115,10 +115,9 @@ def write_atlas(atlas: Atlas, path: Path) -> Path:
     return path
 
 
-def compute(choice: Choice) -> tuple[Choice, tuple[np.ndarray, np.ndarray], float]:
+def compute(choice: Choice) -> tuple[Choice, tuple[np.ndarray, np.ndarray]]:
     torch.set_num_threads(1)
-    start = time.perf_counter()
-    return choice, compute_choice(choice), time.perf_counter() - start
+    return choice, compute_choice(choice)
 
 
 def known(path: Path) -> dict[Choice, tuple[np.ndarray, np.ndarray]]:
@@ -139,34 +138,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("src/jpmhc/report/atlas.npz"))
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=3600.0, help="what it may take; the rest stays missing")
-    parser.add_argument("--every", type=int, default=1, help="compute every so many choices alone, to try it")
     options = parser.parse_args()
-    begun, found, slow = time.monotonic(), known(options.out), []
-    left = [choice for choice in list_choices() if choice not in found][:: options.every]
+    begun, found = time.monotonic(), known(options.out)
+    left = [choice for choice in list_choices() if choice not in found]
     left.sort(key=lambda choice: choice[1] * choice[2])  # the dear ones last: many streams and layers
-    pool = ProcessPoolExecutor(options.processes, mp_context=get_context("spawn"))
-    try:
-        for task in as_completed([pool.submit(compute, choice) for choice in left], timeout=options.seconds):
-            if task.exception() is not None:
-                print(f"failed: {task.exception()}", flush=True)
-                continue
-            choice, result, seconds = task.result()
-            found[choice] = result
-            slow.append((seconds, choice))
-            if len(slow) % 100 == 0:
-                print(f"{len(slow)} of {len(left)}, {time.monotonic() - begun:.0f} s", flush=True)
-    except TimeoutError:
-        print("out of time", flush=True)
-    workers = list((pool._processes or {}).values())
-    pool.shutdown(wait=False, cancel_futures=True)
-    missing = [choice for choice, (mine, _) in found.items() if mine[0] == MISSING]
+    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+        for count, (choice, spectra) in enumerate(pool.map(compute, left), 1):
+            found[choice] = spectra
+            if count % 100 == 0:  # an interrupted command goes on from this file
+                write_atlas(assemble_atlas(found), options.out)
+                print(f"{count} of {len(left)}, {time.monotonic() - begun:.0f} s", flush=True)
+    missing = [choice for choice, (theory, _) in found.items() if theory[0] == MISSING]
     print(f"{len(found)} spectra, {len(missing)} without theory: {missing[:10]}")
-    print("slowest:", sorted(slow, key=lambda pair: -pair[0])[:10])
-    print(f"mean {np.mean([seconds for seconds, _ in slow]):.2f} s")
     print("wrote", write_atlas(assemble_atlas(found), options.out))
-    for worker in workers:  # those that are still at work when the time is over
-        worker.kill()
 
 
 if __name__ == "__main__":

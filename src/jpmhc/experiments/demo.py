@@ -29,31 +29,19 @@ _TAIL = 20
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """The settings of the demonstration's models and training.
-
-    Attributes:
-        mixers: Mixers to compare with the plain residual network.
-        depth: Number of layers of the stack.
-        dim: Width of one stream.
-        streams: Number of parallel residual streams.
-        steps: Training steps per run.
-        batch: Examples per step.
-        learning_rate: Learning rate of AdamW.
-        seeds: Number of runs per mixer, each with its own weights and batches.
-        seed: Seed of the task and of the first run.
-        workers: Number of processes that train at the same time; None: the number of cores, at most four.
-    """
+    """The settings of the demonstration's models and training."""
 
     mixers: tuple[str, ...] = ("rotation", "cayley", "sinkhorn", "unconstrained")
-    depth: int = 48
-    dim: int = 32
-    streams: int = 4
-    steps: int = 80
-    batch: int = 64
-    learning_rate: float = 2e-3
-    seeds: int = 3
-    seed: int = 0
-    workers: int | None = None
+    """Mixers to compare with the plain residual network."""
+    depth: int = 48  # Number of layers of the stack.
+    dim: int = 32  # Width of one stream.
+    streams: int = 4  # Number of parallel residual streams.
+    steps: int = 80  # Training steps per run.
+    batch: int = 64  # Examples per step.
+    learning_rate: float = 2e-3  # Learning rate of AdamW.
+    seeds: int = 3  # Number of runs per mixer, each with its own weights and batches.
+    seed: int = 0  # Seed of the task and of the first run.
+    workers: int | None = None  # Number of processes that train at the same time; None: one per core, at most four.
 
     def __post_init__(self) -> None:
         for name in ("depth", "dim", "streams", "steps", "batch", "seeds", "workers"):
