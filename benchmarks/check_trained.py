@@ -197,11 +197,7 @@ def _train(
 ) -> Iterator[int]:
     """Take the steps; yield how many are done at the start, after a quarter and at the end.
 
-    Args:
-        loss_of: Computes the loss of one step.
-        optimiser: The optimiser.
-        steps: The number of steps.
-        factor: The learning rate's factor at a step; by default it rises in 30 steps.
+    `loss_of` computes the loss of one step. `factor` is the learning rate's at a step; by default it rises in 30 steps.
     """
     yield 0
     rates = [group["lr"] for group in optimiser.param_groups]
@@ -240,12 +236,6 @@ def describe(diagnosis: Diagnosis) -> dict[str, float]:
     tokens = []
     for item in diagnosis.comparisons:
         own = item.model_map
-        assert item.modes is not None
-        assert item.rotated is not None
-        assert item.predicted is not None
-        assert own is not None
-        assert own.predicted is not None
-        assert own.rotated is not None
         numbers: dict[str, float] = {
             "modes": item.modes.count,
             "outlier": float(item.modes.eigenvalues[0]),
@@ -273,10 +263,7 @@ def describe(diagnosis: Diagnosis) -> dict[str, float]:
 def draw_panel(ax: Any, name: str, diagnosis: Diagnosis) -> None:
     """Draw the shares below each singular value of T: measured, predicted with free layers, and with modes."""
     own = diagnosis.comparisons[-1].model_map
-    assert own is not None
     free = own.predicted
-    assert free is not None
-    assert own.rotated is not None
     for spectrum, colour, width in ((own.measured, COMPARED[0], 2.6), (own.rotated, COMPARED[1], 1.4)):
         values, shares = spectrum.cumulative()
         ax.plot(values, shares, color=colour, lw=width)

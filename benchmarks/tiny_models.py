@@ -73,9 +73,7 @@ def architectures(kind: str) -> Iterator[tuple[str, type, type]]:
 def small_arguments(config_class: type, fill: bool) -> dict[str, Any]:
     """The arguments that make a configuration small, with those of the configurations inside it.
 
-    Args:
-        config_class: The configuration's class.
-        fill: Whether heads and their width are set where the class leaves them open.
+    With `fill`, heads and their width are set where the class leaves them open.
     """
     default = config_class()
     names = {getattr(default, "attribute_map", {}).get(key, key): value for key, value in SMALL.items()}
@@ -147,15 +145,9 @@ def count_parameters(model_class: type, config: Any) -> int:
 
 
 def build(config_class: type, model_class: type, run: Any) -> nn.Module:
-    """A tiny model with random weights that runs.
+    """A tiny model with random weights that runs; its weights are not as small as a fresh model's.
 
-    Args:
-        config_class: The class of its configuration.
-        model_class: Its class.
-        run: Calls a model; what it raises says that the model is not well made.
-
-    Returns:
-        The model, its weights not as small as a fresh model's.
+    `run` calls a model; what it raises says that the model is not well made.
     """
     problems = []
     for make in small_configs(config_class):

@@ -18,21 +18,12 @@ def psi_inverse(
     r"""Solve the Ψ-inversion of one layer, $G(b)\, b - 1 = W$ for $b$, and return its S-transform $W^{-1} G(b)$.
 
     Because $G(b)^{-1} = b - S^{-1}$ the equation is $G(b) = W S$. The only unknowns are the self-energies $\alpha$ and
-    $\beta$ in $S^{-1}$ (`Factors.inverse_s`; docs/derivations/paper_methods.md).
+    $\beta$ in $S^{-1}$ (`Factors.inverse_s`; docs/derivations/paper_methods.md), whose first iterates are `start` [B,
+    2] and whose relative tolerance is given. W is [B, n, n]. Returns $S(W)$ [B, n, n], $b$ [B, n, n] and a mask of the
+    rows that converged [B].
 
-    Note:
-        The paper's eq. ov_s_transform has $b\, G(b) - 1 = W$ and $S = G(b) W^{-1}$. This is the mirror image of
-        Dykema's definition; with it the factors of eq. twisted_product would have to be reversed.
-
-    Args:
-        factor: One layer.
-        w: $W$. [B, n, n]
-        start: The first iterates of $(\alpha, \beta)$. [B, 2]
-        tolerance: The relative tolerance of $\alpha$ and $\beta$.
-        maximum: The most Newton iterations.
-
-    Returns:
-        $S(W)$ [B, n, n], $b$ [B, n, n] and a mask of the rows that converged [B].
+    Note: The paper's eq. ov_s_transform has $b\, G(b) - 1 = W$ and $S = G(b) W^{-1}$. This is the mirror image of
+    Dykema's definition; with it the factors of eq. twisted_product would have to be reversed.
 
     >>> from jpmhc.spectra import Network
     >>> layer = Factors.of(Network.repeated(torch.eye(2), 0.1, 1), "gram")
@@ -63,15 +54,10 @@ class _SelfEnergies(Equation):
 
 
 def twisted_fold(factors: Factors, w: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Compute the S-transform of the product $x_L \cdots x_1$ at $W$, layer by layer (eq. twisted_fold).
+    r"""Compute the S-transform of the product $x_L \cdots x_1$ at $W$ [B, n, n], layer by layer (eq. twisted_fold).
 
-    Args:
-        factors: The layers.
-        w: $W$. [B, n, n]
-        start: The first iterates of the layers' self-energies, all $\alpha$ first. [B, 2L]
-
-    Returns:
-        $S(W)$ [B, n, n] and a mask of the rows in which every layer's Ψ-inversion converged [B].
+    `start` [B, 2L] has the first iterates of the layers' self-energies, all $\alpha$ first. Returns $S(W)$ [B, n, n]
+    and a mask of the rows in which every layer's Ψ-inversion converged [B].
 
     >>> from jpmhc.spectra import Network
     >>> layers = Factors.of(Network.repeated(torch.eye(2), 0.1, 2), "gram")
