@@ -21,6 +21,7 @@ from jpmhc import checks
 from jpmhc.experiments.models.connections import ConnectionConfig, is_for_connections, read_basis
 from jpmhc.experiments.training.log import describe_environment
 from jpmhc.experiments.training.processes import World
+from jpmhc.files import JsonObject
 from jpmhc.mixers import MIXERS
 
 PLAIN = "plain"  # the arm with plain residual connections; other arms have the mixers' names
@@ -221,7 +222,7 @@ def append_values(curves: Curves, step: int, values: Mapping[str, float]) -> Non
         curves.setdefault(name, []).append(value)
 
 
-def summarize_mixing(statistics: Mapping[str, Any]) -> dict[str, float]:
+def summarize_mixing(statistics: JsonObject) -> dict[str, float]:
     """Return the numbers that a comparison records, from `mixing_statistics`."""
     distances = statistics["distance_to_identity"].values()
     return {

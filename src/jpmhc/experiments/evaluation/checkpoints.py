@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from jpmhc.experiments.evaluation.votes import AnsweredTest
 from jpmhc.experiments.models.losses import row_cross_entropy
 from jpmhc.experiments.models.recursive import Prediction, RecursiveModel, refuse_device
 from jpmhc.experiments.tasks import counter
-from jpmhc.experiments.tasks.task import Batch, Task, VotingTask
+from jpmhc.experiments.tasks.task import Batch, Task, TaskOptions, VotingTask
 from jpmhc.experiments.training.checkpoint import Checkpoint, load_model, locate_checkpoint
 from jpmhc.experiments.training.processes import ALONE, World, join_processes
 from jpmhc.experiments.training.progress import Display
@@ -56,7 +56,7 @@ class Choices:
     """Device to compute on."""
     compile: bool = False
     """Whether to compile the model, which takes half a minute and pays off in evaluations of several minutes."""
-    task_options: dict[str, Any] = field(default_factory=dict)
+    task_options: TaskOptions = field(default_factory=dict)
     """Changed options of the run's task by name; the task's `Overrides` has the options that may change."""
 
     def __post_init__(self) -> None:

@@ -5,14 +5,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from jpmhc import files
 from jpmhc.experiments.evaluation.checkpoints import VOTES, EvaluateConfig, list_votes
-from jpmhc.experiments.evaluation.scores import Answers
+from jpmhc.experiments.evaluation.scores import Answers, Metrics
 from jpmhc.experiments.evaluation.votes import AnsweredTest, VoteScorer
 from jpmhc.experiments.models.arc_decoder import ArcDecoder
 from jpmhc.experiments.models.generation import (
@@ -39,7 +38,7 @@ _ROUNDS = 10_000  # resamplings of the bootstrap over tasks
 class Score:
     """The scores of a decoder's answers."""
 
-    metrics: dict[str, Any]
+    metrics: Metrics
     intervals: dict[str, tuple[float, float]]  # 95 % intervals of the bootstrap over tasks, by metric
     answers: int
     tokens: int
@@ -47,7 +46,7 @@ class Score:
     seconds: float  # for answers, losses and scores together
     answered: list[AnsweredTest]  # every test with its two best grids
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> files.JsonObject:
         """Return the score without grids, ready for JSON."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "answered"}
 
@@ -129,7 +128,7 @@ def fill_with_answers(
     return written
 
 
-def bootstrap(metrics: dict[str, Any], k: int) -> tuple[float, float]:
+def bootstrap(metrics: Metrics, k: int) -> tuple[float, float]:
     """Return the 95 % bootstrap interval of pass@k: its 2.5 and 97.5 percentiles over resampled tasks.
 
     >>> bootstrap({"per_task": {"a": [{"rank": 1}], "b": [{"rank": 1}]}}, 1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from jpmhc.experiments.models.losses import PAD
 
 Metrics = dict[str, Any]  # numbers and tables of numbers by name, ready for JSON
+Records = dict[str, Any]  # a process's records of its rows, for another process
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,12 @@ class RowScorer:
             confidence=answers.confidence.double().cpu().numpy(),
         )
 
-    def collected(self) -> dict[str, Any]:
+    def collected(self) -> Records:
         """Return all records so far, for another process's `merge`."""
         seen = self.columns["seen"]
         return {"rows": self.rows[seen], "columns": {name: column[seen] for name, column in self.columns.items()}}
 
-    def merge(self, collected: dict[str, Any]) -> None:
+    def merge(self, collected: Records) -> None:
         """Add the records that another process has collected in the same evaluation."""
         self._write(collected["rows"], **collected["columns"])
 

@@ -8,12 +8,12 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb
-from typing import Any, Self, TypedDict
+from typing import Self, TypedDict
 
 import numpy as np
 from torch import Tensor
 
-from jpmhc.experiments.evaluation.scores import Answers, Metrics, RowScorer
+from jpmhc.experiments.evaluation.scores import Answers, Metrics, Records, RowScorer
 
 PASS_AT = (1, 2, 5, 10, 100, 1000)
 _ROUNDS = 200  # resamplings for the standard error of pass@k
@@ -100,10 +100,10 @@ class VoteScorer(RowScorer):
             for vote, grid in zip(votes, grids):
                 self.grids.setdefault(int(vote), grid.copy())
 
-    def collected(self) -> dict[str, Any]:
+    def collected(self) -> Records:
         return {**super().collected(), "grids": self.grids}
 
-    def merge(self, collected: dict[str, Any]) -> None:
+    def merge(self, collected: Records) -> None:
         super().merge(collected)
         if self.grids is not None:
             self.grids |= collected["grids"]

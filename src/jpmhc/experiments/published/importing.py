@@ -5,7 +5,6 @@ import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.layers import NORM_EPS
@@ -19,7 +18,7 @@ from jpmhc.experiments.published.weights import (
     rename_weights,
 )
 from jpmhc.experiments.tasks import TASKS
-from jpmhc.experiments.tasks.task import PublishedTask, TaskConfig, read_identifiers
+from jpmhc.experiments.tasks.task import PublishedTask, TaskConfig, TaskOptions, read_identifiers
 from jpmhc.experiments.training import checkpoint, run_folder
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.presets import PRESETS
@@ -53,7 +52,7 @@ class ImportConfig:
     """Mixer of hyper-connections to add to the model, whose outputs stay equal; None: no hyper-connections."""
     streams: int | None = None
     """Number of residual streams of the hyper-connections; None: four."""
-    task_options: dict[str, Any] = field(default_factory=dict)
+    task_options: TaskOptions = field(default_factory=dict)
     """Options of the model's task by name."""
 
 

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from torch.utils._pytree import tree_map
 
@@ -104,7 +103,7 @@ def read_model_settings(settings: JsonObject, path: Path) -> RecursiveConfig:
         raise ValueError(f"{path}: {error}") from None
 
 
-def read_training_settings(settings: JsonObject) -> dict[str, Any]:
+def read_training_settings(settings: JsonObject) -> JsonObject:
     """Return the fields of `TrainConfig` that the settings contain."""
     settings = {name: value for name, value in settings.items() if value is not None}
     fields = {ours: settings[theirs] for theirs, ours in _TRAINING.items() if theirs in settings}

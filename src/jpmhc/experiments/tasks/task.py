@@ -24,6 +24,8 @@ from jpmhc.experiments.evaluation.scores import RowScorer
 from jpmhc.experiments.evaluation.votes import AnsweredTest, VoteScorer
 from jpmhc.files import read_json
 
+TaskOptions = dict[str, Any]  # some fields of a `TaskConfig` by name
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -138,7 +140,7 @@ class TaskConfig(ABC):
     content."""
 
     @classmethod
-    def of_published_model(cls, vocabulary: int, identifiers: Path, options: dict[str, Any]) -> PublishedTask | None:
+    def of_published_model(cls, vocabulary: int, identifiers: Path, options: TaskOptions) -> PublishedTask | None:
         """Return the task of a published model, or None if the model was trained on another task.
 
         The model knows `vocabulary` tokens, and the file `identifiers` names the rows of its puzzle table.
@@ -149,7 +151,7 @@ class TaskConfig(ABC):
     def build(self) -> Task:
         """Read or generate the puzzles."""
 
-    def override(self, options: dict[str, Any]) -> Self:
+    def override(self, options: TaskOptions) -> Self:
         """Return a copy with changed options; raise a ValueError for options that an evaluation may not change."""
         allowed = {field.name for field in dataclasses.fields(self.Overrides)}
         for name in options:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +22,11 @@ from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.arc import Arc
 from jpmhc.experiments.tasks.arc.sequences import Pack, PackedPairs
 from jpmhc.experiments.training.config import FREE, ArcDecoderRun
-from jpmhc.experiments.training.contents import explaining_misfit, load_content
+from jpmhc.experiments.training.contents import Content, explaining_misfit, load_content
 from jpmhc.experiments.training.prefetch import prefetch
 from jpmhc.files import replacing
 from jpmhc.optim import NorMuon
+from jpmhc.optim.base import ParameterGroup
 
 FORMAT = "jpmhc ARC decoder 1"
 CHECKPOINT = "decoder.pt"
@@ -306,7 +306,7 @@ def make_optimizers(run: ArcDecoderRun, model: ArcDecoder, recorded: bool = Fals
     ]
     light = [model.tokens, model.puzzles, model.symmetries, model.head.weight]
     known |= {id(parameter) for parameter in light}
-    rest: list[dict[str, Any]] = [{"params": light, "weight_decay": run.light_weight_decay}]
+    rest: list[ParameterGroup] = [{"params": light, "weight_decay": run.light_weight_decay}]
     for group in parameter_groups(model, run.weight_decay):
         if others := [parameter for parameter in group["params"] if id(parameter) not in known]:
             rest.append({**group, "params": others})
@@ -318,7 +318,7 @@ def make_optimizers(run: ArcDecoderRun, model: ArcDecoder, recorded: bool = Fals
     return optimizers
 
 
-def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Content:
     """Read a decoder's checkpoint; raise a ValueError if the file is something else."""
     if not path.is_file():
         raise ValueError(f"there is no checkpoint of an ARC decoder at {path}")

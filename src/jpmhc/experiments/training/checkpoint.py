@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -29,6 +28,7 @@ from jpmhc.experiments.training.config import TrainConfig, restore
 from jpmhc.experiments.training.contents import (
     RANK_ENTRIES,
     SHARED_ENTRIES,
+    Content,
     explaining_misfit,
     load_content,
     load_weights,
@@ -58,11 +58,11 @@ class Checkpoint:
     config: TrainConfig
     fingerprint: str
 
-    def shared(self, device: torch.device | str = "cpu") -> dict[str, Any]:
+    def shared(self, device: torch.device | str = "cpu") -> Content:
         """Load the content that all processes share."""
         return load_content(self.path / "shared.pt", SHARED_ENTRIES, device)
 
-    def rank(self, rank: int, device: torch.device | str = "cpu") -> dict[str, Any]:
+    def rank(self, rank: int, device: torch.device | str = "cpu") -> Content:
         """Load the content that one process wrote."""
         return load_content(self.path / f"rank-{rank}.pt", RANK_ENTRIES, device)
 

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from jpmhc import checks
 from jpmhc.experiments.tasks.task import Task
 
+Content = dict[str, Any]  # the content of a file of torch.save: its entries by name
+
 # The entries of each file, with their allowed types.
 SHARED_ENTRIES: dict[str, tuple[type, ...]] = {
     "shape": (tuple, list),
@@ -36,7 +38,7 @@ RANK_ENTRIES: dict[str, tuple[type, ...]] = {
 _MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, OverflowError)  # what loading raises
 
 
-def load_content(file: Path, entries: Mapping[str, tuple[type, ...]], device: torch.device | str) -> dict[str, Any]:
+def load_content(file: Path, entries: Mapping[str, tuple[type, ...]], device: torch.device | str) -> Content:
     """Load a file of a checkpoint without running code from it, and check that it has entries of the allowed types."""
     try:
         if not is_zipfile(file):
@@ -64,7 +66,7 @@ def explaining_misfit(file: Path, key: str) -> Iterator[None]:
         raise ValueError(f"{file}: {key} does not fit this run: {_say_in_one_line(error)}") from error
 
 
-def load_weights(module: nn.Module, content: dict[str, Any], key: str, file: Path) -> None:
+def load_weights(module: nn.Module, content: Content, key: str, file: Path) -> None:
     """Load the weights at `key` of a file's content into a module; parameters may have their names of old versions."""
     with explaining_misfit(file, key):
         expected = module.state_dict()
@@ -76,7 +78,7 @@ def load_weights(module: nn.Module, content: dict[str, Any], key: str, file: Pat
         module.load_state_dict(content[key])
 
 
-def require_shape(content: dict[str, Any], task: Task, file: Path) -> None:
+def require_shape(content: Content, task: Task, file: Path) -> None:
     """Raise a ValueError if the model in a file has another vocabulary, row length or puzzle count than the task."""
     shape = (task.vocabulary, task.length, task.identifier_count)
     if tuple(content["shape"]) != shape:

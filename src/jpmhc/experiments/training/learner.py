@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from jpmhc.experiments.training import checkpoint
 from jpmhc.experiments.training.checkpoint import Checkpoint
 from jpmhc.experiments.training.config import TrainConfig, list_changes
 from jpmhc.experiments.training.contents import (
+    Content,
     explaining_misfit,
     load_weights,
     require_like,
@@ -30,6 +31,7 @@ from jpmhc.experiments.training.contents import (
 )
 from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.strategies import distribute_core
+from jpmhc.files import JsonObject
 from jpmhc.optim import GrassmannianOptimizer, SignSGD, grassmann_frames
 
 # Strategies with the same layout of the optimiser's state: ZeRO stages 1 and 2 shard one flat tensor per parameter
@@ -210,7 +212,7 @@ class Learner:
         """Return the core's state dict, with these tensors in place of its dense parameters."""
         return {**self.core.state_dict(), **self.distributed.gather_whole(tensors)}
 
-    def _restore(self, resume: Checkpoint, saved: dict[str, Any]) -> None:
+    def _restore(self, resume: Checkpoint, saved: Content) -> None:
         device, size = self.world.device, len(self.rows) // len(self.carries)
         same = resume.ranks == self.world.size
         ranks = [self.world.rank] if same else range(resume.ranks)
@@ -248,7 +250,7 @@ class Learner:
         self.step = resume.step
 
 
-def describe_step(learner: Learner, sums: Sums, norms: dict[str, Tensor]) -> dict[str, Any]:
+def describe_step(learner: Learner, sums: Sums, norms: dict[str, Tensor]) -> JsonObject:
     """Return the values that the log records about the last step."""
     batch, halted = learner.config.batch, max(sums.halted, 1.0)
     layers: dict[str, float] = {}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, Self
+from typing import IO, TYPE_CHECKING, Self
 
 import torch
 from torch.utils._pytree import tree_map
@@ -22,7 +22,7 @@ from jpmhc import __version__
 from jpmhc.experiments.training.config import flatten_fields
 from jpmhc.experiments.training.processes import World
 from jpmhc.experiments.training.run_folder import FolderGone
-from jpmhc.files import NotJson, parse_json, write_file
+from jpmhc.files import JsonObject, NotJson, parse_json, write_file
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -88,7 +88,7 @@ class Log:
             self.board.close()
 
 
-def _parse_line(line: bytes) -> dict[str, Any] | None:
+def _parse_line(line: bytes) -> JsonObject | None:
     """Return the record in a line of the log, or None if the line is incomplete."""
     try:
         record = parse_json(line)

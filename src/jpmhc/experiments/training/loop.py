@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 
 from jpmhc.experiments.evaluation.checkpoints import fill_scorer, greedy_answers
-from jpmhc.experiments.evaluation.scores import NonFiniteAnswers, RowScorer
+from jpmhc.experiments.evaluation.scores import Metrics, NonFiniteAnswers, RowScorer
 from jpmhc.experiments.models.recursive import refuse_device
 from jpmhc.experiments.tasks.task import Batch
 from jpmhc.experiments.training import checkpoint, run_folder
@@ -35,7 +34,7 @@ from jpmhc.experiments.training.processes import (
 from jpmhc.experiments.training.progress import Display
 from jpmhc.experiments.training.run_folder import FolderGone
 from jpmhc.experiments.training.strategies import refuse_strategy
-from jpmhc.files import write_file
+from jpmhc.files import JsonObject, write_file
 from jpmhc.machine import use_threads
 
 
@@ -46,9 +45,7 @@ class Outcome:
     step: int  # number of finished steps
     stopped: signal.Signals | None  # signal that ended the run early; None if the run was finished
     checkpoint: Path | None  # last checkpoint; None if the run ended before its first step
-    metrics: dict[
-        str, Any
-    ]  # the last evaluation's metrics; empty if the run was stopped, or if no test has a known answer
+    metrics: Metrics  # the last evaluation's metrics; empty if the run was stopped, or if no test has a known answer
 
 
 class Stopped(BaseException):
@@ -97,7 +94,7 @@ class Trainer:
         self.stop: signal.Signals | None = None
         self.require_folder: Callable[[], None] = lambda: None
         self.evaluating, self.compiling = False, False
-        self.metrics: dict[str, Any] = {}
+        self.metrics: Metrics = {}
 
     def run(self) -> Outcome:
         """Train to the last step, or until a signal stops the run."""
@@ -207,7 +204,7 @@ class Trainer:
         if mixing:
             log.write("mixing", step, mixing)
 
-    def evaluate(self) -> tuple[dict[str, Any], str]:
+    def evaluate(self) -> tuple[Metrics, str]:
         """Score the averaged weights on test rows; SIGTERM and Ctrl-C end the evaluation at once.
 
         Returns the metrics, equal on every process, and a line with the main metrics.
@@ -243,7 +240,7 @@ class Trainer:
     def _make_scorer(self) -> RowScorer:
         return self.task.scorer(self.task.test_selection(self.config.evaluate_variants, self.config.seed))
 
-    def measure_mixing(self, rows: Batch, count: int = 4) -> dict[str, Any]:
+    def measure_mixing(self, rows: Batch, count: int = 4) -> JsonObject:
         """Return statistics of the averaged model's mixing matrices on the first `count` rows."""
         model = self.learner.snapshot()
         inputs, core = rows.inputs[:count], model.core
@@ -295,7 +292,7 @@ class Trainer:
         return f"after step {self.learner.step}; {rest}"
 
 
-def _summarize_step(values: dict[str, Any]) -> str:
+def _summarize_step(values: JsonObject) -> str:
     return (
         f"loss {values['loss']:.4f} · exact {values['exact_accuracy']:.1%} · gradient {values['gradient_norm']:.3g} "
         f"(largest {values['largest_layer_gradient_norm']:.3g} in {values['largest_layer']}) · "

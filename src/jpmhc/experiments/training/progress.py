@@ -6,7 +6,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _SECONDS = 10.0  # between two lines about a job, if the output is not a terminal
 
@@ -16,7 +19,7 @@ class _Job:
     first: int  # units done when the job was first shown; not 0 in a resumed run
     started: float
     spoken: float
-    bar: Any = None
+    bar: "TaskID | None" = None
     detail: str = ""
 
 
@@ -58,7 +61,7 @@ class Display:
     def finish(self, name: str) -> None:
         """Remove a job and its bar."""
         job = self.jobs.pop(name, None)
-        if self.bars is not None and job is not None:
+        if self.bars is not None and job is not None and job.bar is not None:
             self.bars.remove_task(job.bar)
 
     @contextlib.contextmanager
@@ -86,7 +89,7 @@ class Display:
             self.bars.stop()
 
 
-def make_bars() -> Any:
+def make_bars() -> "Progress | None":
     """Return rich's progress bars with a count, the time left and a detail, or None if rich is not installed."""
     try:
         from rich.console import Console

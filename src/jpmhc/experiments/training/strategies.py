@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from jpmhc.experiments.training.config import TrainConfig
-from jpmhc.experiments.training.contents import require_optimiser_state, require_parameter_state
+from jpmhc.experiments.training.contents import Content, require_optimiser_state, require_parameter_state
 from jpmhc.experiments.training.processes import World
 from jpmhc.optim import AdamAtan2
+from jpmhc.optim.base import ParameterGroup
 from jpmhc.optim.grassmannian import grassmann_frames
 
 
@@ -29,7 +30,7 @@ class Replicas:
     """Whether each process has only a shard of the optimiser's state."""
     module: nn.Module  # module to call for a forward pass
 
-    def __init__(self, world: World, core: nn.Module, groups: list[dict[str, Any]], config: TrainConfig) -> None:
+    def __init__(self, world: World, core: nn.Module, groups: list[ParameterGroup], config: TrainConfig) -> None:
         self.world, self.clip = world, config.clip
         self.named = dict(dense_parameters(core))
         self.optimiser = AdamAtan2(groups, config.lr, config.betas)
@@ -89,11 +90,11 @@ class Replicas:
         """Return this process's part of whole parameters, shaped like `tensors()`; the inverse of `gather_whole`."""
         return [whole[name] for name in self.named]
 
-    def optimiser_state(self) -> dict[str, Any]:
+    def optimiser_state(self) -> Content:
         """Return the optimiser's state or, if it is sharded, this process's shard of the state."""
         return self.optimiser.state_dict()
 
-    def load_optimiser_state(self, saved: dict[str, Any]) -> None:
+    def load_optimiser_state(self, saved: Content) -> None:
         """Restore a state that `optimiser_state` returned."""
         require_optimiser_state(self.optimiser, saved, AdamAtan2.STATE)
         self.optimiser.load_state_dict(saved)
@@ -109,7 +110,7 @@ class Zero(Replicas):
     sharded = True
 
     def __init__(
-        self, world: World, core: nn.Module, groups: list[dict[str, Any]], config: TrainConfig, stage: int
+        self, world: World, core: nn.Module, groups: list[ParameterGroup], config: TrainConfig, stage: int
     ) -> None:
         import deepspeed
 
@@ -184,10 +185,10 @@ class Zero(Replicas):
             own.append(padded[self.world.rank * size : (self.world.rank + 1) * size])
         return own
 
-    def optimiser_state(self) -> dict[str, Any]:
+    def optimiser_state(self) -> Content:
         return {"shards": [dict(self.optimiser.state[shard]) for shard in self._shards()]}
 
-    def load_optimiser_state(self, saved: dict[str, Any]) -> None:
+    def load_optimiser_state(self, saved: Content) -> None:
         for shard, values in zip(self._shards(), saved["shards"], strict=True):
             require_parameter_state(values, shard, AdamAtan2.STATE, "a shard")
             self.optimiser.state[shard] = values
@@ -213,7 +214,7 @@ def refuse_strategy(config: TrainConfig, world: World) -> None:
         )
 
 
-def distribute_core(core: nn.Module, groups: list[dict[str, Any]], config: TrainConfig, world: World) -> Replicas:
+def distribute_core(core: nn.Module, groups: list[ParameterGroup], config: TrainConfig, world: World) -> Replicas:
     """Return the core and an optimiser of the parameter `groups`, distributed by the configured strategy."""
     if config.strategy == "ddp":
         return Replicas(world, core, groups, config)

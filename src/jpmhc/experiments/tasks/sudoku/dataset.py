@@ -14,7 +14,7 @@ so that no variation of a training puzzle has a test solution:
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ import torch
 from jpmhc import checks
 from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.sudoku import grids
-from jpmhc.experiments.tasks.task import Batch, PublishedTask, Task, TaskConfig
+from jpmhc.experiments.tasks.task import Batch, PublishedTask, Task, TaskConfig, TaskOptions
 
 BLANK = 1  # token of an empty cell; digit d has token d + 1, PAD does not occur
 
@@ -54,7 +54,7 @@ class SudokuConfig(TaskConfig):
         checks.inside(self.extra_clues, f"[0, {geometry.cells}]", "extra_clues")
 
     @classmethod
-    def of_published_model(cls, vocabulary: int, identifiers: Path, options: dict[str, Any]) -> PublishedTask | None:
+    def of_published_model(cls, vocabulary: int, identifiers: Path, options: TaskOptions) -> PublishedTask | None:
         """Return the task of 9 × 9 puzzles, which every published Sudoku model has, or None for another vocabulary."""
         if vocabulary != 9 + 2:
             return None
