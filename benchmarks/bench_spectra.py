@@ -61,10 +61,10 @@ def setup(case: Case, device: str) -> tuple[Callable[[], spectra.Solution], spec
     return call, found
 
 
-def measure(case: Case, device: str, repeats: int) -> dict[str, object]:
+def measure(case: Case, device: str) -> dict[str, object]:
     """One row of results, printed beside the paper's figure."""
     call, found = setup(case, device)
-    seconds = milliseconds(call, repeats=repeats, warm_up=1, device=device) / 1e3
+    seconds = milliseconds(call, repeats=3, warm_up=1, device=device) / 1e3
     per_point = seconds / case.points
     iterations = int(found.iterations.double().median()), int(found.iterations.max())
     print(
@@ -86,9 +86,6 @@ def measure(case: Case, device: str, repeats: int) -> dict[str, object]:
 def main(
     device: Literal["cpu", "cuda"] = "cpu",
     only: Literal["speed", "scaling", "all"] = "all",
-    repeats: int = 3,
-    deepest: int = 1000,
-    largest: int = 4000,
     figure: Path = Path("out/spectra_scaling.png"),
     redraw: bool = False,
 ) -> None:
@@ -96,9 +93,6 @@ def main(
 
     Args:
         only: The fixed problems, how the cost grows, or both.
-        repeats: How often each problem is timed; the median counts.
-        deepest: Leave out deeper problems.
-        largest: Leave out problems with more points.
         figure: Where the plot of the scaling goes.
         redraw: Draw that plot from the file of a former run, and time nothing.
     """
@@ -107,10 +101,10 @@ def main(
         draw({axis: [row for row in held if row["axis"] == axis] for axis in SCALING}, figure)
         return
     if only != "scaling":
-        rows = [measure(case, device, repeats) for case in SPEED if case.depth <= deepest and case.points <= largest]
+        rows = [measure(case, device) for case in SPEED]
         write_csv(f"spectra_speed_{device}", rows, device)
     if only != "speed":
-        grown = {axis: [measure(case, device, repeats) for case in cases] for axis, cases in SCALING.items()}
+        grown = {axis: [measure(case, device) for case in cases] for axis, cases in SCALING.items()}
         write_csv(
             f"spectra_scaling_{device}", [{"axis": axis, **row} for axis, rows in grown.items() for row in rows], device
         )

@@ -52,54 +52,39 @@ def _unset(default: object) -> object:
 
 @dataclass(frozen=True)
 class Query:
-    """The options that describe a network and the method for its spectrum; contradictory options raise an error.
+    """The options that describe a network and the method for its spectrum; contradictory options raise an error."""
 
-    Attributes:
-        mixer: Random skips, by the name of their mixer or of an ensemble of random matrices.
-        matrix: File with the skips, instead of random skips, [n, n] for all layers or [L, n, n]: .npy, .pt, or rows of
-            text such as .csv.
-        depth: Number of layers L.
-        streams: Number of streams n of random skips.
-        noise: Lσ², the noise variance of all layers together.
-        activation: Take the noise of each layer from this activation and --weight-scale instead.
-        weight_scale: σ_w of the sublayers' weights, with --activation.
-        input_variance: Mean square of the network's input, with --activation.
-        paths: Number of random draws of the activation's slopes to average over, with --activation. 1 uses the slopes'
-            mean square instead, which takes seconds instead of minutes and is right if each layer's noise is small.
-        block: Noise of the true hyper-connection block, which reads the mean of the streams and writes to all streams,
-            instead of noise that is the same in every direction.
-        shared: One skip for all layers instead of a new skip for each layer.
-        seed: Seed of random skips and samples.
-        method: chain is exact. The other methods are the paper's, and each warns where it is not exact.
-        eta: A fixed smoothing of the density.
-        relative_eta: The smoothing as a fraction of the squared singular value x.
-        refine: Extrapolation of the density to eta = 0.
-        simulate: Also sample networks, and print their distances from the prediction.
-        samples: Number of sampled networks, with --simulate.
-        width: Number of features per stream of sampled networks, with --simulate.
-        device: Device for the computation: cpu or cuda.
-    """
-
+    # Random skips, by the name of their mixer or of an ensemble of random matrices.
     mixer: Annotated[str | None, _unset(MIXER)] = None
+    # File with the skips, instead of random skips, [n, n] for all layers or [L, n, n]: .npy, .pt, or rows of text such
+    # as .csv.
     matrix: Path | None = None
+    # Number of layers L.
     depth: Annotated[int | None, _unset(f"{DEPTH}, or the number of matrices in --matrix")] = None
-    streams: Annotated[int | None, _unset(STREAMS)] = None
-    noise: Annotated[float | None, _unset(NOISE)] = None
-    activation: str | None = None
-    weight_scale: Annotated[float | None, _unset(1)] = None
-    input_variance: Annotated[float | None, _unset(1)] = None
+    streams: Annotated[int | None, _unset(STREAMS)] = None  # Number of streams n of random skips.
+    noise: Annotated[float | None, _unset(NOISE)] = None  # Lσ², the noise variance of all layers together.
+    activation: str | None = None  # Take the noise of each layer from this activation and --weight-scale instead.
+    weight_scale: Annotated[float | None, _unset(1)] = None  # σ_w of the sublayers' weights, with --activation.
+    input_variance: Annotated[float | None, _unset(1)] = None  # Mean square of the network's input, with --activation.
+    # Number of random draws of the activation's slopes to average over, with --activation. 1 uses the slopes' mean
+    # square instead, which takes seconds instead of minutes and is right if each layer's noise is small.
     paths: Annotated[int | None, _unset(1)] = None
+    # Noise of the true hyper-connection block, which reads the mean of the streams and writes to all streams, instead
+    # of noise that is the same in every direction.
     block: bool = False
-    shared: bool = False
-    seed: int = 0
+    shared: bool = False  # One skip for all layers instead of a new skip for each layer.
+    seed: int = 0  # Seed of random skips and samples.
+    # chain is exact. The other methods are the paper's, and each warns where it is not exact.
     method: Annotated[str, tyro.conf.arg(metavar=f"{{{_METHOD_NAMES}}}")] = EXACT_METHOD
-    eta: Annotated[float | None, _unset("--relative-eta times x")] = None
+    eta: Annotated[float | None, _unset("--relative-eta times x")] = None  # A fixed smoothing of the density.
+    # The smoothing as a fraction of the squared singular value x.
     relative_eta: Annotated[float | None, _unset(RELATIVE_ETA)] = None
-    refine: Literal["richardson", "richardson-paper", "aaa"] | None = None
-    simulate: bool = False
-    samples: Annotated[int | None, _unset(SAMPLES)] = None
+    refine: Literal["richardson", "richardson-paper", "aaa"] | None = None  # Extrapolation of the density to eta = 0.
+    simulate: bool = False  # Also sample networks, and print their distances from the prediction.
+    samples: Annotated[int | None, _unset(SAMPLES)] = None  # Number of sampled networks, with --simulate.
+    # Number of features per stream of sampled networks, with --simulate.
     width: Annotated[int | None, _unset(WIDTH)] = None
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"  # Device for the computation: cpu or cuda.
 
     def __post_init__(self) -> None:
         def refuse(reason: str, **options: object) -> None:
