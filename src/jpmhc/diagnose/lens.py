@@ -2,8 +2,8 @@
 
 The logit lens reads a hidden state with the model's head as if no layer followed. The Jacobian lens first multiplies
 the hidden state by the average derivative of the final residual. A model with n streams has a derivative by all
-streams. [d, n d] A fitted lens has the least-squares map in its place, which also reads what derivatives do not see:
-sublayers behind a norm do not change with their input's length.
+streams. [d, n d] A fitted lens has the least-squares map instead of the derivative. The derivative misses a part of a
+sublayer behind a norm, because this sublayer does not change with its input's length.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def lens(
         prompts: The inputs of several calls of the model; a hundred give a good average.
         rank: Approximate the map as the mean of the streams plus a matrix of this rank, with 2 rank products per prompt
             instead of d. None computes the map in full.
-        fit: Fit the map by least squares instead, without derivatives: it predicts the final residual better, but is
-            what goes with the streams and not what they cause.
+        fit: Fit the map by least squares instead, without derivatives. It predicts the final residual better, but
+            shows a correlation with the streams and not their effect.
         seed: The seed of the random signs and directions.
         say: Called with the estimated time; None for silence.
 
@@ -314,7 +314,7 @@ class _Work:
 def fit_ridge(products: Tensor, shared: Tensor, energy: float, freedom: int) -> Tensor:
     """Return the matrix B that maps x to y with the least error in new examples, by ridge regression. [d, k]
 
-    The ridge is the one with the least generalised cross-validation error, residual / (freedom - parameters)².
+    The ridge minimises the generalised cross-validation error, residual / (freedom - parameters)².
 
     Args:
         products: The sum of x xᵀ over centred examples. [k, k]

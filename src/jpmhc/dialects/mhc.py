@@ -335,7 +335,7 @@ def make_head(parts: Mapping[str, Tensor], streams: int, eps: float, norm_eps: f
 
 
 def _find_dim(tensors: ConnectionTensors, streams: int, logits: int, scales: int, site: str) -> int:
-    """Return the width of a stream. Raise an error unless the tensors fit to the numbers of logits and of scales."""
+    """Return the width of a stream. Raise an error unless the tensors fit the numbers of logits and scales."""
     fn = tensors.fn
     if fn.ndim != 2 or fn.shape[1] % streams:
         raise ValueError(f"{site}.fn must have the shape [{logits}, {streams} * dim], got {list(fn.shape)}")

@@ -85,7 +85,7 @@ class LanguageExperiment(Experiment):
 
     @property
     def run(self) -> "LanguageExperiment":
-        """The experiment, which holds the settings of a run itself."""
+        """The experiment itself, which has the settings of a run."""
         return self
 
     def __post_init__(self) -> None:
