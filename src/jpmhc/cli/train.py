@@ -15,7 +15,7 @@ from jpmhc.cli.output import is_first_process
 from jpmhc.experiments.models.connections import ConnectionConfig, read_basis
 from jpmhc.experiments.tasks import TASKS, kind_of
 from jpmhc.experiments.training import arc_loop, loop, run_folder
-from jpmhc.experiments.training.checkpoint import find_checkpoint
+from jpmhc.experiments.training.checkpoint import choose_checkpoint
 from jpmhc.experiments.training.config import ArcDecoderRun, TrainConfig
 from jpmhc.experiments.training.presets import DECODERS, PRESETS
 
@@ -36,11 +36,12 @@ def defaults_in(words: Sequence[str]) -> TrainConfig:
     """
     preset, kind = value_of("--preset", words, PRESETS), value_of("--task.kind", words, TASKS)
     default = PRESETS[preset or "laptop"]
-    resume = value_of("--resume", words)
-    if preset is None and resume not in (None, "no"):
+    resume = value_of("--resume", words) or "no"
+    if preset is None and resume != "no":
         out = Path(value_of("--out", words) or default.out)
         run_folder.refuse_busy_folder(out)
-        default = dataclasses.replace(find_checkpoint(out, str(resume)).config, out=out, stop_at=None)
+        if (resumed := choose_checkpoint(out, resume)) is not None:
+            default = dataclasses.replace(resumed.config, out=out, stop_at=None)
     if default.compile and (value_of("--device", words, ("cpu",)) or not torch.cuda.is_available()):
         default = dataclasses.replace(default, compile=False)  # on a CPU, compilation takes minutes and gains little
     return default if kind in (None, kind_of(default.task)) else default.with_task(str(kind))

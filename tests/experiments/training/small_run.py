@@ -1,6 +1,7 @@
 """A run of a second, for tests of the loop."""
 
 import dataclasses
+import json
 
 import torch
 
@@ -44,3 +45,9 @@ def trained(config, resume=None):
     trainer = Trainer(config, World(0, 1, torch.device("cpu")), resume)
     trainer.run()
     return trainer
+
+
+def losses(folder):
+    """The losses in the log of a run, by step."""
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return {r["step"]: r["loss"] for r in records if r["kind"] == "train"}

@@ -99,6 +99,17 @@ def test_a_basis_from_the_command_generators_is_trained(tmp_path):
     assert trained == [config["model"]["mixer_basis"]] * 4
 
 
+def test_the_same_command_starts_a_run_and_goes_on_with_it(tmp_path, capsys):
+    words = ["train", *SIZE, "--task.puzzles", "9", "--steps", "2", "--resume", "auto", "--out", str(tmp_path)]
+    (tmp_path / "config.json").touch()  # of a run that died before its first checkpoint
+    main([*words, "--stop-at", "1"])
+    assert "going on" not in capsys.readouterr().err
+    main(words)
+    assert "going on" in capsys.readouterr().err
+    main(["train", "--resume", "auto", "--out", str(tmp_path)])
+    assert "has done all 2 steps" in capsys.readouterr().err
+
+
 def assert_equal(one, other):
     if isinstance(one, dict):
         assert one.keys() == other.keys()

@@ -18,14 +18,9 @@ from jpmhc.experiments.training import checkpoint
 from jpmhc.experiments.training.learner import Learner, NonFiniteLoss
 from jpmhc.experiments.training.loop import train
 from jpmhc.manifolds import grassmann
-from tests.experiments.training.small_run import small, trained
+from tests.experiments.training.small_run import losses, small, trained
 
 MIXED = {"mixer": "grassmann", "streams": 2, "mixer_dynamic": False}
-
-
-def losses(folder):
-    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return {r["step"]: r["loss"] for r in records if r["kind"] == "train"}
 
 
 def test_killed_run_resumes_to_the_bit(tmp_path):

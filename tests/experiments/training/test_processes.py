@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from jpmhc.experiments.training import processes
 from jpmhc.experiments.training.checkpoint import verify_checkpoint
-from jpmhc.experiments.training.processes import LostProcess, Pulse, name_ranks, naming_lost_processes
+from jpmhc.experiments.training.processes import LostProcess, Pulse, join_processes, name_ranks, naming_lost_processes
+from tests.experiments.training.small_run import losses, small, trained
 
 
 @pytest.fixture
@@ -166,3 +167,36 @@ for left, failing in running:
             "2",
         ]
         assert verify_checkpoint(tmp_path / f"run-{how}" / "checkpoints" / "step-00000002").step == 2
+
+
+def test_restarts_with_the_addresses_of_lost_processes_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    with pytest.raises(ValueError, match="set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"), join_processes("cpu"):
+        pass
+
+
+@pytest.mark.distributed
+def test_torchrun_restarts_a_run_before_and_after_its_first_checkpoint(tmp_path):
+    """One of two processes dies in the second step, and after the restart in the fourth."""
+    script = f"""
+import os, signal
+from pathlib import Path
+from jpmhc.experiments.training.learner import Learner
+from jpmhc.experiments.training.loop import train
+from tests.experiments.training.small_run import small
+
+step = Learner.take_step
+def dying(learner, *arguments, **options):
+    if (os.environ["TORCHELASTIC_RESTART_COUNT"], learner.step) in {{("0", 1), ("1", 3)}} and learner.world.rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(learner, *arguments, **options)
+Learner.take_step = dying
+train(small(Path({str(tmp_path)!r}) / "run", checkpoint_every=2, threads=1, resume="auto"))
+"""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*launch, "--max-restarts", "2", "--no-python", sys.executable, "-c", script]
+    subprocess.run(words, timeout=150, check=True, env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    trained(small(tmp_path / "whole", accumulate=2))
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")

@@ -207,6 +207,12 @@ def list_intact(run: Path) -> list[Path]:
     return intact
 
 
+def choose_checkpoint(run: Path, which: str) -> Checkpoint | None:
+    """Return the checkpoint that a run resumes, or None for a new run: for "no", and for "auto" without checkpoints."""
+    new = which == "no" or (which == "auto" and not list_folders(run))
+    return None if new else find_checkpoint(run, "latest" if which == "auto" else which)
+
+
 def find_checkpoint(run: Path, which: str) -> Checkpoint:
     """Return the checkpoint that a run resumes.
 

@@ -114,8 +114,8 @@ class TrainConfig:
     out: Path = Path("out/train")
     """Folder of the run, for configuration, log and checkpoints."""
     resume: str = "no"
-    """Checkpoint to resume. no: start a new run; latest: the newest checkpoint; intact: the newest undamaged one; or
-    the folder of a checkpoint or of another run."""
+    """Checkpoint to resume. no: start a new run; latest: the newest checkpoint; intact: the newest undamaged one; auto:
+    latest, or a new run if there is no checkpoint; or the folder of a checkpoint or of another run."""
     checkpoint_every: int = 1000
     """Steps between checkpoints; one is always written at the end."""
     keep: int = 2

@@ -63,7 +63,7 @@ def train(config: TrainConfig) -> Outcome:
         join_processes(config.device, config.patience) as world,
         Display(world.rank == 0) as display,
     ):
-        resumed = None if config.resume == "no" else checkpoint.find_checkpoint(config.out, config.resume)
+        resumed = checkpoint.choose_checkpoint(config.out, config.resume)
         return Trainer(config, world, resumed, display).run()
 
 
@@ -99,7 +99,8 @@ class Trainer:
     def run(self) -> Outcome:
         """Train to the last step, or until a signal stops the run."""
         out, chief = self.config.out, self.world.rank == 0
-        lock = run_folder.lock_folder(out, self.resumed is None) if chief else contextlib.nullcontext(lambda: None)
+        new = self.resumed is None and self.config.resume == "no"
+        lock = run_folder.lock_folder(out, new) if chief else contextlib.nullcontext(lambda: None)
         with lock as self.require_folder:
             if chief:
                 with run_folder.explaining_write_errors(out):

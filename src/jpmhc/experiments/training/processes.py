@@ -95,6 +95,11 @@ def join_processes(device: str, patience: float = PATIENCE) -> Iterator[World]:
     if size == 1:
         yield World(0, 1, where)
         return
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ["TORCHELASTIC_MAX_RESTARTS"] != "0":
+        raise ValueError(
+            "torchrun --max-restarts hands restarted processes the addresses of lost ones: set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, with --standalone or --rdzv-backend c10d"
+        )
     wait = timedelta(seconds=patience)
     try:
         dist.init_process_group("nccl" if cuda else "gloo", device_id=where if cuda else None, timeout=wait)
