@@ -350,8 +350,9 @@ def fsdp2_saved_on_cpu(kind: str) -> float:
 
 def fsdp2_compiled(kind: str) -> float:
     model = make_sharded(kind)
-    for one in find_connections(model):
-        one.sublayer.compile(backend="aot_eager")
+    for one in model.modules():
+        if isinstance(one, Attention | MLP):
+            one.compile(backend="aot_eager")
     return compare(kind, model, train(model, own_part()))
 
 
@@ -559,7 +560,7 @@ CASES = {
     "FSDP2 in bfloat16, coefficients in float32": Case(fsdp2_bfloat16, tolerance=ROUNDED),
     "FSDP2, layers recomputed": Case(fsdp2_checkpointed),
     "FSDP2, activations saved on the CPU": Case(fsdp2_saved_on_cpu),
-    "FSDP2, sublayers compiled": Case(fsdp2_compiled, ("own",)),
+    "FSDP2, sublayers compiled": Case(fsdp2_compiled),
     "FSDP2, gradients clipped": Case(fsdp2_clipped),
     "HSDP": Case(hsdp, processes=(4,)),
     "tensor parallel": Case(tensor_parallel),

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, Dataset
 
 import jpmhc
+from tests.connections.parallel_cases import full
 
 WORDS, DIM, ROWS, LENGTH, EPOCHS, RATE, DECAY = 11, 16, 4, 6, 3, 0.2, 0.05
 
@@ -139,13 +141,20 @@ def train_with_trainer(folder: Path) -> nn.Module:
     return model
 
 
-def train_with_lightning(folder: Path) -> nn.Module:
+def train_with_lightning(folder: Path, sharded: bool = False) -> nn.Module:
     import lightning
+    from lightning.pytorch.strategies import ModelParallelStrategy
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.model = make_model()
+
+        def configure_model(self) -> None:
+            if sharded:
+                mesh = self.device_mesh["data_parallel"]
+                jpmhc.shard_connections(self.model, mesh=mesh)
+                fully_shard(self.model, mesh=mesh)
 
         def training_step(self, batch: dict[str, Tensor]) -> Tensor:
             return self.model(**batch)["loss"]
@@ -153,11 +162,11 @@ def train_with_lightning(folder: Path) -> nn.Module:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return make_optimizer(self.model)
 
-    module = Module()
+    module, processes = Module(), int(os.environ["WORLD_SIZE"])
     trainer = lightning.Trainer(
         accelerator="cpu",
-        devices=int(os.environ["WORLD_SIZE"]),
-        strategy="ddp",
+        devices=processes,
+        strategy=ModelParallelStrategy(data_parallel_size=processes, tensor_parallel_size=1) if sharded else "ddp",
         max_epochs=EPOCHS,
         logger=False,
         enable_checkpointing=False,
@@ -168,18 +177,25 @@ def train_with_lightning(folder: Path) -> nn.Module:
     return module.model
 
 
+def train_sharded_with_lightning(folder: Path) -> nn.Module:
+    return train_with_lightning(folder, sharded=True)
+
+
 ENGINES = {
     "alone": train_alone,
     "accelerate": train_with_accelerate,
     "accelerate-bfloat16": train_with_accelerate_in_bfloat16,
     "transformers": train_with_trainer,
     "lightning": train_with_lightning,
+    "lightning-sharded": train_sharded_with_lightning,
 }
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     engine, folder = sys.argv[1], Path(sys.argv[2])
     model = ENGINES[engine](folder)
-    torch.save(model.state_dict(), folder / f"{engine}-{os.environ['RANK']}.pt")
+    torch.save(
+        {name: full(value) for name, value in model.state_dict().items()}, folder / f"{engine}-{os.environ['RANK']}.pt"
+    )
     sys.stdout.flush()
     os._exit(0)  # torch 2.13 sometimes aborts while Python takes such a process down

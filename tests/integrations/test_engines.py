@@ -12,10 +12,16 @@ from tests.integrations.engines import make_model, train_alone
 
 @pytest.mark.parametrize(
     ("engine", "tolerance"),
-    [("accelerate", 1e-6), ("accelerate-bfloat16", 2e-2), ("transformers", 1e-6), ("lightning", 1e-6)],
+    [
+        ("accelerate", 1e-6),
+        ("accelerate-bfloat16", 2e-2),
+        ("transformers", 1e-6),
+        ("lightning", 1e-6),
+        ("lightning-sharded", 1e-6),
+    ],
 )
 def test_two_processes_train_what_one_does(tmp_path: Path, engine: str, tolerance: float):
-    pytest.importorskip(engine.removesuffix("-bfloat16"))
+    pytest.importorskip(engine.partition("-")[0])
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     subprocess.run([*launch, "-m", "tests.integrations.engines", engine, str(tmp_path)], check=True, timeout=240)
     start, alone = make_model().state_dict(), train_alone(tmp_path).state_dict()

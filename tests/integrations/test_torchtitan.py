@@ -12,27 +12,33 @@ import pytest
 HERE = Path(__file__).parent
 
 
-@pytest.fixture
-def assets(tmp_path: Path) -> Path:
-    """A folder in which torchtitan's trainer finds a tokenizer and a text."""
-    tokenizers = pytest.importorskip("tokenizers")
+PARALLELISMS = {
+    "sharded": (),
+    "tensor": ("--parallelism.tensor_parallel_degree", "2"),
+    "pipeline": ("--parallelism.pipeline_parallel_degree", "2", "--parallelism.pipeline_parallel_schedule", "1F1B"),
+}
+
+
+def make_assets(parent: Path) -> None:
+    """Make a tokenizer and a text where torchtitan's trainer finds them if it runs in the folder `parent`."""
+    import tokenizers
+
     texts = [path.read_text() for path in sorted(HERE.glob("*.py"))]
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     special = ["<begin>", "<end>"]
     tokenizer.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(vocab_size=512, special_tokens=special))
-    folder = tmp_path / "tests" / "assets"
+    folder = parent / "tests" / "assets"
     (folder / "tokenizer").mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
     words = dict(zip(("bos_token", "eos_token"), special))
     (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(words))
     (folder / "c4_test").mkdir()
     (folder / "c4_test" / "data.json").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return tmp_path
 
 
 def train(folder: Path, module: str, *options: str) -> dict[int, float]:
-    """Train for three steps on two processes, and return the losses that the log has, by step."""
+    """Train on two processes, by default for three steps, and return the losses that the log has, by step."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     settings = {
         "--module": module,
@@ -60,23 +66,16 @@ def train(folder: Path, module: str, *options: str) -> dict[int, float]:
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    "options",
-    [
-        (),
-        ("--parallelism.tensor_parallel_degree", "2"),
-        ("--parallelism.pipeline_parallel_degree", "2", "--parallelism.pipeline_parallel_schedule", "1F1B"),
-    ],
-    ids=["sharded", "tensor", "pipeline"],
-)
-def test_trains_from_the_plain_model_and_resumes(assets: Path, options: tuple[str, ...]):
+@pytest.mark.parametrize("options", PARALLELISMS.values(), ids=PARALLELISMS)
+def test_trains_from_the_plain_model_and_resumes(tmp_path: Path, options: tuple[str, ...]):
     """Fully sharded, tensor parallel with streams that are sharded by tokens, or with streams between two stages."""
     pytest.importorskip("torchtitan.train", reason="needs torchtitan and the packages that it uses")
-    plain = train(assets, "llama3", *options)
+    make_assets(tmp_path)
+    plain = train(tmp_path, "llama3", *options)
     saving = (*options, "--dump_folder", "out", "--checkpoint.enable", "--checkpoint.interval", "2")
-    losses = train(assets, "jpmhc.integrations.torchtitan", *saving)
+    losses = train(tmp_path, "jpmhc.integrations.torchtitan", *saving)
     assert losses[1] == plain[1]  # a fresh connection is the plain residual
     assert losses[3] != plain[3]
-    last = assets / "out" / "checkpoint" / "step-3"
-    last.rename(assets / "later")
-    assert train(assets, "jpmhc.integrations.torchtitan", *saving) == {3: losses[3]}
+    last = tmp_path / "out" / "checkpoint" / "step-3"
+    last.rename(tmp_path / "later")
+    assert train(tmp_path, "jpmhc.integrations.torchtitan", *saving) == {3: losses[3]}
