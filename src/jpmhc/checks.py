@@ -117,7 +117,7 @@ def named_object(name: str) -> object:
         known = False
     if not known:
         raise ValueError(
-            f"there is no module {module!r}; {name!r} must be MODULE:NAME, the name of an object in a module"
+            f"there is no module {module!r}, neither in this folder nor installed: {name!r} must be MODULE:NAME"
         )
     try:
         return getattr(importlib.import_module(module), attribute)

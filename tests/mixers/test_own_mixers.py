@@ -25,7 +25,10 @@ def test_a_class_of_ones_own_is_found_by_its_module():
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("no_such_module:Mine", "there is no module 'no_such_module'; 'no_such_module:Mine' must be MODULE:NAME"),
+        (
+            "no_such_module:Mine",
+            "there is no module 'no_such_module', neither in this folder nor installed: 'no_such_module:Mine' must be",
+        ),
         ("tests.no_such:Mine", r"there is no module 'tests\.no_such'"),
         (":Mine", "there is no module ''"),
         ("tests.own:Mine", "the module tests.own has no 'Mine'"),

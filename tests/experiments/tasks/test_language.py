@@ -109,8 +109,15 @@ def test_a_second_reading_is_refused_with_the_numbers():
         refuse_second_reading(100, 25, 10, 8, 1)
 
 
+def test_a_few_files_are_split_whatever_their_hashes(tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(f"the text number {number} of three, which are all different. " * 20)
+    tokens = read_tokens(prepare_tokens((tmp_path,), tmp_path / "cache"))
+    assert 0 < len(tokens.validation) < len(tokens.training)
+
+
 def test_text_that_cannot_be_used_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"too few files of text \(0\)"):
+    with pytest.raises(ValueError, match="need two different files of text at least, and there are 0"):
         prepare_tokens((tmp_path,))
     with pytest.raises(ValueError, match="none is no folder"):
         prepare_tokens((tmp_path / "none",))

@@ -12,7 +12,7 @@ import lzma
 import math
 import os
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -122,12 +122,13 @@ def prepare_tokens(
         checks.inside(vocabulary, f"[300, {LARGEST_VOCABULARY}]", "vocabulary")
     say(f"reading the text in {', '.join(map(str, sources))}")
     texts = dict(sorted(read_files(sources, suffixes)))
-    training = sum(len(text) for key, text in texts.items() if not _is_validation(key))
-    if training == 0 or training == sum(map(len, texts.values())):
+    if len(texts) < 2:
         raise ValueError(
-            f"{', '.join(map(str, sources))}: too few files of text ({len(texts)}) to train on some and validate on "
-            f"others (files end in {' '.join(suffixes)})"
+            f"{', '.join(map(str, sources))}: training and validation need two different files of text at least, and "
+            f"there are {len(texts)} (files end in {' '.join(suffixes)})"
         )
+    held_out = _choose_validation(texts)
+    training = sum(len(text) for key, text in texts.items() if key not in held_out)
     size = vocabulary or min(2**14, max(512, 2 ** round(math.log2(training / _BYTES_PER_WORD))))
     key = hashlib.blake2b(repr((list(texts), size, limit)).encode(), digest_size=8).hexdigest()
     folder = cache / key
@@ -156,8 +157,11 @@ def read_files(folders: Sequence[Path], suffixes: Sequence[str]) -> Iterator[tup
                     continue
 
 
-def _is_validation(key: str) -> bool:
-    return int(key[-8:], 16) < VALIDATION_SHARE * 2**32
+def _choose_validation(keys: Collection[str]) -> set[str]:
+    """Return the hashes of the validation files: those below a limit, but at least one file, and not all."""
+    ordered = sorted(keys, key=lambda key: key[-8:])
+    below = sum(int(key[-8:], 16) < VALIDATION_SHARE * 2**32 for key in ordered)
+    return set(ordered[: min(max(below, 1), len(ordered) - 1)])
 
 
 def _encode(texts: dict[str, str], vocabulary: int, limit: int | None, sources: tuple[str, ...], folder: Path) -> None:
@@ -174,7 +178,8 @@ def _encode(texts: dict[str, str], vocabulary: int, limit: int | None, sources: 
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_first_bytes(texts), trainer)
+    held_out = _choose_validation(texts)
+    tokenizer.train_from_iterator(_first_bytes(text for key, text in texts.items() if key not in held_out), trainer)
     sides: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     count, files, length = 0, 0, 0
     keys = list(texts)
@@ -184,7 +189,7 @@ def _encode(texts: dict[str, str], vocabulary: int, limit: int | None, sources: 
         part = keys[first : first + 512]
         for key, encoding in zip(part, tokenizer.encode_batch_fast([texts[key] for key in part])):
             row = np.array([0, *encoding.ids], dtype="<u2")
-            sides[_is_validation(key)].append(row)
+            sides[key in held_out].append(row)
             count, files, length = count + len(row), files + 1, length + len(texts[key].encode())
     training, validation = (np.concatenate(side) for side in sides)
     digest = hashlib.blake2b(training.tobytes(), digest_size=12)
@@ -206,15 +211,14 @@ def _encode(texts: dict[str, str], vocabulary: int, limit: int | None, sources: 
     write_json(folder / "tokens.json", asdict(manifest), indent=2)  # last: marks a complete folder
 
 
-def _first_bytes(texts: dict[str, str]) -> Iterator[str]:
+def _first_bytes(texts: Iterable[str]) -> Iterator[str]:
     """Yield training files until they have enough text to learn the vocabulary from."""
     length = 0
-    for key, text in texts.items():
-        if not _is_validation(key):
-            yield text
-            length += len(text)
-            if length > _TOKENIZER_BYTES:
-                return
+    for text in texts:
+        yield text
+        length += len(text)
+        if length > _TOKENIZER_BYTES:
+            return
 
 
 def _write_compressed(path: Path, values: np.ndarray) -> None:
