@@ -115,13 +115,16 @@ def check(spec: Spec, mixer: mixers.Mixer) -> float:
     return max(relative_error(a, b, slack * ALLOWED[i > 0]) for i, (a, b) in enumerate(zip(found, wanted)))
 
 
-def check_pair(spec: Spec, mixer: mixers.Mixer, fused: bool) -> float:
+def check_pair(spec: Spec, mixer: mixers.Mixer, fused: bool, delayed: bool) -> float:
     """The relative error of the next sublayer's input after a write and a read."""
     x, weight, bias, _ = draw(spec, 1001)
     leaves = [t.detach().double() for t in (x, weight, bias)]
     streams = plain(mixer)(*leaves, spec)
-    wanted, _, _ = read_plainly(streams, *leaves[1:], spec, mixer)
-    return relative_error(linked(x, weight, bias, spec, 1, fused), wanted, 2 * ALLOWED[0])
+    if delayed:
+        wanted = kernels.read_streams(x, weight, bias, spec)[1].gather(streams)
+    else:
+        wanted, _, _ = read_plainly(streams, *leaves[1:], spec, mixer)
+    return relative_error(linked(x, weight, bias, spec, 1, fused, delayed), wanted, 2 * ALLOWED[0])
 
 
 def relative_error(found: Tensor, wanted: Tensor, allowed: float) -> float:
@@ -179,31 +182,33 @@ def setup(spec: Spec, tokens: int, function: Callable) -> tuple[Callable[[], obj
     return forward, both
 
 
-def linked(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec, links: int, fused: bool) -> Tensor:
+def linked(
+    x: Tensor, weight: Tensor, bias: Tensor, spec: Spec, links: int, fused: bool, delayed: bool = False
+) -> Tensor:
     """The sublayer's input after `links` connections, forward."""
     with torch.no_grad():
         h, state = kernels.read_streams(x, weight, bias, spec)
         for _ in range(links):
             if fused:
-                _, h, state = kernels.write_read_streams(h, state, weight, bias, spec)
+                _, h, state = kernels.write_read_streams(h, state, weight, bias, spec, delayed)
             else:
                 h, state = kernels.read_streams(kernels.write_streams(h, state), weight, bias, spec)
         return h
 
 
-def chain(spec: Spec, tokens: int, links: int, fused: bool) -> Callable[[], Tensor]:
+def chain(spec: Spec, tokens: int, links: int, fused: bool, delayed: bool = False) -> Callable[[], Tensor]:
     x, weight, bias, _ = draw(spec, tokens)
-    return lambda: linked(x, weight, bias, spec, links, fused)
+    return lambda: linked(x, weight, bias, spec, links, fused, delayed)
 
 
-def chain_with_gradients(spec: Spec, tokens: int, links: int) -> Callable[[], object]:
+def chain_with_gradients(spec: Spec, tokens: int, links: int, delayed: bool = False) -> Callable[[], object]:
     """Forward and backward of a read, `links` writes with the next reads, and a write."""
     x, weight, bias, grad = draw(spec, tokens)
 
     def both() -> object:
         h, state = kernels.read_streams(x, weight, bias, spec)
         for _ in range(links):
-            _, h, state = kernels.write_read_streams(h, state, weight, bias, spec)
+            _, h, state = kernels.write_read_streams(h, state, weight, bias, spec, delayed)
         return torch.autograd.grad(kernels.write_streams(h, state), (x, weight, bias), grad)
 
     return both
@@ -351,8 +356,11 @@ def main() -> None:
                 ("write→read", functools.partial(chain, fused=True), 2 * n + 2),
                 ("write, read", functools.partial(chain, fused=False), 2 * n + 2),
                 ("write→read, both", chain_with_gradients, 5 * n + 5),
+                ("delayed read", functools.partial(chain, fused=True, delayed=True), 2 * n + 2),
+                ("delayed read, both", functools.partial(chain_with_gradients, delayed=True), 5 * n + 5),
             ):
-                error = check_pair(spec, CASES[case][0](n).cuda().double(), name != "write, read")
+                mixer, fused = CASES[case][0](n).cuda().double(), name != "write, read"
+                error = check_pair(spec, mixer, fused, name.startswith("delayed"))
                 runs = [make(spec, tokens, count) for count in (1, 1 + links)]
                 eager = [milliseconds(run, device="cuda") for run in runs]
                 ms = [milliseconds(captured(run)[0].replay, device="cuda") for run in runs]

@@ -6,7 +6,8 @@
 A byte-level GPT (pre-norm attention and MLP, in bfloat16) trains on random tokens: `small` is 16 layers of d = 384 with
 16,384 tokens a step, `medium` 6 layers of d = 2048 with 8 × 2048 tokens, `large` 3 layers of d = 4096 with 16,384.
 Every model takes turns with the plain one in the same process, and one that does not start as it does is not timed.
-A model named `cayley+recompute` keeps only some of its streams (`recompute="auto"`), and `cayley/2` has two streams.
+A model named `cayley+recompute` keeps only some of its streams (`recompute="auto"`), `cayley+delayed` delays its reads,
+and `cayley/2` has two streams.
 `--page` writes the newest row of each model into the table of docs/guides/cost.md. `--peers` adds liger-kernel's
 LigerMHC (eager) and hyper-connections' mHC (eager and compiled) where they are installed. On a machine without CUDA,
 `--sizes tiny` runs everything small in float32.
@@ -76,15 +77,15 @@ class MLP(nn.Module):
         return self.outer(F.gelu(self.inner(self.norm(x))))
 
 
-def parse(model: str) -> tuple[str, int, str | None]:
-    """Return the mixer, the number of streams and the stack's `recompute` of a model like `cayley/2+recompute`."""
-    name, _, recompute = model.partition("+")
+def parse(model: str) -> tuple[str, int, dict[str, str | bool]]:
+    """Return the mixer, the number of streams and the stack's options of a model like `cayley/2+recompute`."""
+    name, _, option = model.partition("+")
     mixer, _, streams = name.partition("/")
-    return mixer, int(streams or 4), "auto" if recompute == "recompute" else None
+    return mixer, int(streams or 4), {"": {}, "recompute": {"recompute": "auto"}, "delayed": {"delayed": True}}[option]
 
 
 class GPT(nn.Module):
-    """The model; `mixer` is "plain" for residual additions, one of the peers, or a mixer's name (+recompute)."""
+    """The model; `mixer` is "plain" for residual additions, a peer, or a mixer's name (+recompute, +delayed)."""
 
     def __init__(self, size: Size, mixer: str) -> None:
         super().__init__()
@@ -102,9 +103,9 @@ class GPT(nn.Module):
 
             self.blocks.extend(mHC(4, dim=size.dim, branch=f, layer_index=k) for k, f in enumerate(layers))
         else:
-            name, streams, recompute = parse(mixer)
+            name, streams, options = parse(mixer)
             connections = [jpmhc.HyperConnection(f, size.dim, streams, name, index=k) for k, f in enumerate(layers)]
-            self.blocks.append(jpmhc.HyperConnectionStack(connections, expand=True, reduce=True, recompute=recompute))
+            self.blocks.append(jpmhc.HyperConnectionStack(connections, expand=True, reduce=True, **options))
         self.norm = nn.RMSNorm(size.dim)
         self.head = nn.Linear(size.dim, VOCABULARY, bias=False)
 
@@ -224,15 +225,16 @@ def list_steps(rows: list[dict[str, Any]]) -> list[str]:
     newest = {(r["size"], r["mode"], r["model"]): r for r in rows if r["plain_ms"] and r["model"] != "plain"}
     order = {name: k for k, name in enumerate([*SIZES, *MODES])}
     lines = [
-        "| size | mode | mixer | streams | `recompute` | step, ms | memory, GiB |",
+        "| size | mode | mixer | streams | stack | step, ms | memory, GiB |",
         "|---|---|---|---|---|---|---|",
     ]
     for (size, mode, model), row in sorted(newest.items(), key=lambda item: [order.get(key, 0) for key in item[0]]):
-        mixer, streams, recompute = (model, 4, None) if model in PEERS else parse(model)
+        mixer, streams, options = (model, 4, {}) if model in PEERS else parse(model)
+        stack = ", ".join(f"{name}={value}" for name, value in options.items())
         ratio, memory = float(row["step_ratio"]), float(row["memory_ratio"])
         plain = float(row["peak_gib"]) / memory
         lines.append(
-            f"| {size}: {row['layers']} layers, d = {row['dim']} | {mode} | {mixer} | {streams} | {recompute or ''} | "
+            f"| {size}: {row['layers']} layers, d = {row['dim']} | {mode} | {mixer} | {streams} | {stack} | "
             f"{float(row['plain_ms']):.1f} → {float(row['step_ms']):.1f} (+{100 * (ratio - 1):.0f} %) | "
             f"{plain:.1f} → {float(row['peak_gib']):.1f} (+{100 * (memory - 1):.0f} %) |"
         )

@@ -63,6 +63,21 @@ def test_stack_with_fused_write_and_read_equals_the_reference():
     assert torch.allclose(stack(x), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("reduce", [False, True])
+@pytest.mark.parametrize("options", [{}, {"post_norm": "rms", "write_scale": 0.5}, {"dynamic": False}], ids=str)
+def test_delayed_stack_equals_the_reference(options, reduce):
+    blocks = [block(mixer, k, **options) for k, mixer in enumerate(("cayley", "sinkhorn", "rotation"))]
+    stack = jpmhc.HyperConnectionStack(blocks, reduce, delayed=True)
+    assert_same(stack, blocks)
+    x = torch.randn(2, N, DIM, device=DEVICE)
+    expected = stack(x)
+    for each in blocks[1], blocks[0]:  # fused and reference neighbours
+        each.kernels = "fused"
+        assert torch.allclose(stack(x), expected, atol=1e-5)
+    with torch.no_grad():
+        assert torch.allclose(stack(x), expected, atol=1e-5)
+
+
 @pytest.mark.parametrize(("post_norm", "scale"), [(None, 1.0), ("rms", 1.0), ("layer", 0.5)])
 def test_stack_may_return_the_mean(post_norm, scale):
     options = {"post_norm": post_norm, "write_scale": scale}
@@ -87,10 +102,11 @@ def test_what_a_sublayer_must_return_is_said(result, reduce):
 
 
 @pytest.mark.parametrize("kernels", ["fused", "reference"])
-def test_equal_streams_may_be_given_once(kernels):
+@pytest.mark.parametrize("delayed", [False, True])
+def test_equal_streams_may_be_given_once(delayed, kernels):
     """The same as n copies, in the result and in the gradient of what was copied."""
-    blocks = [block("cayley", 0, kernels, post_norm="rms"), block("sinkhorn", 1, kernels)]
-    stack = jpmhc.HyperConnectionStack(blocks)
+    blocks = [block("cayley", 0, kernels, post_norm=None if delayed else "rms"), block("sinkhorn", 1, kernels)]
+    stack = jpmhc.HyperConnectionStack(blocks, delayed=delayed)
     upstream = torch.randn(3, 2, N, DIM, device=DEVICE)
     results = []
     for widen in (lambda x: jpmhc.expand_streams(x, N), lambda x: x.unsqueeze(-2)):

@@ -62,7 +62,9 @@ def main() -> None:
     from tests.kernels.connection_cases import make_case
 
     name, n, d, *more = sys.argv[1:]
-    spec = make_case(name, int(n), int(d), **json.loads(more[0] if more else "{}")).spec
+    settings = json.loads(more[0] if more else "{}")
+    delayed = settings.pop("delayed", False)
+    spec = make_case(name, int(n), int(d), **settings).spec
     held = int(more[1]) if len(more) > 1 else spec.n
     JITFunction.run = compile_launch
     x = torch.zeros(64, held, spec.d, dtype=torch.bfloat16, requires_grad=True)
@@ -71,9 +73,9 @@ def main() -> None:
     with torch.no_grad():
         h, state = kernels.read_streams(x, weight, bias, spec)
         if not spec.post_norm:
-            kernels.write_read_streams(h, state, weight, bias, spec)
+            kernels.write_read_streams(h, state, weight, bias, spec, delayed)
     h, state = kernels.read_streams(x, weight, bias, spec)
-    _, h, state = kernels.write_read_streams(h, state, weight, bias, spec)
+    _, h, state = kernels.write_read_streams(h, state, weight, bias, spec, delayed)
     (kernels.write_streams(h, state).sum() + kernels.write_streams(h, state, mean=True).sum()).backward()
 
 

@@ -132,26 +132,35 @@ def copy_row(inputs: list[dict[str, Tensor | None]], form: str) -> list[Tensor]:
     return [(t.double() if form == "reference" else t.clone()).requires_grad_() for t in tensors]
 
 
-def run_row(cases: list[Case], leaves: list[Tensor], form: str) -> list[Tensor]:
+def run_row(cases: list[Case], leaves: list[Tensor], form: str, delayed: bool = False) -> list[Tensor]:
     """Run connections in a row around tanh; return each sublayer's input and the streams after each connection.
 
-    The form "fused" joins each write with the next read, "separate" does not, and "reference" is the truth.
+    The form "fused" joins each write with the next read, "separate" does not, and "reference" is the truth. Delayed
+    reads have the weights of the connection before; the last sum of streams is then added to the last streams.
     """
     streams, *parameters = leaves
     pairs, results = list(zip(parameters[::2], parameters[1::2])), []
     streams = streams.expand(-1, cases[0].spec.n, -1) if form == "reference" else streams
+    first = ready = streams[:, 0]
     for k, (case, own) in enumerate(zip(cases, pairs)):
         if form == "reference":
             h, state = reference_read(streams, *own, case)
+            h = ready if delayed else h
             streams = reference_write(streams, torch.tanh(h), state, case)
+            ready = reference.gather(streams, state[0])
             results += [h, streams]
             continue
         if k == 0 or form == "separate":
             h, state = kernels.read_streams(streams, *own, case.spec)
+            h = first if delayed else h
         results.append(h)
         if k + 1 == len(cases) or form == "separate":
             streams = kernels.write_streams(torch.tanh(h), state)
         else:
-            streams, h, state = kernels.write_read_streams(torch.tanh(h), state, *pairs[k + 1], cases[k + 1].spec)
+            following = *pairs[k + 1], cases[k + 1].spec
+            streams, h, state = kernels.write_read_streams(torch.tanh(h), state, *following, delayed)
         results.append(streams)
+    if delayed:
+        last = ready if form == "reference" else state.gather(streams)
+        results.append(streams + last.unsqueeze(1))
     return results

@@ -32,12 +32,19 @@ def test_gpu_compiles_with_cuda_graphs() -> None:
         assert (mine.double() - wanted.double()).norm() <= 2e-2 * wanted.double().norm()
 
 
-def test_compiles_without_a_break() -> None:
+@pytest.mark.parametrize("delayed", [False, True])
+def test_compiles_without_a_break(delayed: bool) -> None:
     case = make_case("sinkhorn")
     inputs = draw(case, 6, torch.float32, 1.0, True)
-    connection = functools.partial(run_connection, case, inputs["bias"])
+    bias = inputs["bias"]
+
+    def connections(x: Tensor, weight: Tensor) -> Tensor:
+        h, state = kernels.read_streams(x, weight, bias, case.spec)
+        _, h, state = kernels.write_read_streams(torch.tanh(h), state, weight, bias, case.spec, delayed)
+        return kernels.write_streams(torch.tanh(h), state)
+
     results = []
-    for function in (connection, torch.compile(connection, backend="aot_eager", fullgraph=True)):
+    for function in (connections, torch.compile(connections, backend="aot_eager", fullgraph=True)):
         x, weight = (inputs[k].clone().requires_grad_() for k in ("x", "weight"))
         out = function(x, weight)
         results.append((out, *torch.autograd.grad(out, (x, weight), inputs["grad"])))

@@ -84,13 +84,13 @@ def test_two_kernels_where_one_does_not_pay(settings: dict, decoded: bool, monke
 
 def assert_stack_close(dtype: torch.dtype, tokens: int, name: str, n: int, d: int, **settings) -> None:
     """Three connections in a row; the last has a post-norm if the settings ask for one."""
-    post_norm = settings.pop("post_norm", False)
+    post_norm, delayed = settings.pop("post_norm", False), settings.pop("delayed", False)
     cases = [make_case(name, n, d, **settings) for _ in range(2)] + [make_case("cayley", n, d, post_norm=post_norm)]
     inputs = [draw(case, tokens, dtype, 1.0, True, seed=k) for k, case in enumerate(cases)]
     results = {}
     for form in ("fused", "reference"):
         leaves = copy_row(inputs, form)
-        out = run_row(cases, leaves, form)[-1]
+        out = run_row(cases, leaves, form, delayed)[-1]
         results[form] = [out, *torch.autograd.grad(out, leaves, inputs[0]["grad"].to(out.dtype))]
     for i, (mine, value) in enumerate(zip(results["fused"], results["reference"])):
         assert torch.isfinite(mine).all()
@@ -106,6 +106,8 @@ def assert_stack_close(dtype: torch.dtype, tokens: int, name: str, n: int, d: in
         ("kronecker", 4, 24, 5, torch.float32, {"norm": "rms_outside", "eps": 0.3, "read": "sigmoid"}),
         ("unconstrained", 2, 40, 35, torch.float16, {}),
         ("permutation", 2, 8, 3, torch.float32, {"write": "softmax_matrix"}),
+        ("cayley", 4, 72, 19, torch.float32, {"delayed": True}),
+        ("kronecker", 2, 64, 16, torch.float16, {"delayed": True, "norm": "rms", "post_norm": True}),
     ],
 )
 def test_gradients_of_the_write_and_the_next_read_in_one_kernel(
@@ -121,11 +123,54 @@ def test_gradients_of_the_write_and_the_next_read_in_one_kernel(
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "n", "d", "tokens", "dtype", "settings"),
+    [
+        ("sinkhorn of DeepSeek-V4", 4, 72, 19, torch.float32, {"norm": "rms", "read": "sigmoid", "read_eps": 1e-6}),
+        ("cayley", 4, 136, 16, torch.float16, {"norm": "rms"}),
+        ("rotation", 2, 8, 1, torch.float32, {}),
+        ("unconstrained", 8, 16, 5, torch.float32, {}),
+        ("identity", 4, 40, 3, torch.float32, {"post_norm": True}),
+    ],
+)
+def test_delayed_reads_match_float64(
+    name: str, n: int, d: int, tokens: int, dtype: torch.dtype, settings: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sublayer's input has the read weights of the connection before it."""
+    empty = torch.empty_like
+    monkeypatch.setattr(torch, "empty_like", lambda t: empty(t).fill_(float("nan")))  # shows what is not written
+    assert_stack_close(dtype, tokens, name, n, d, delayed=True, **settings)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("settings", [{}, {"post_norm": True, "norm": "rms"}, {"n": 8}])
+def test_a_delayed_read_is_that_of_separate_kernels(settings: dict, gradients: bool) -> None:
+    """Without gradients few tokens have the decoding kernel; a post-norm and eight streams have separate kernels."""
+    case = make_case("cayley", d=24, **settings)
+    inputs = draw(case, 5, torch.float32, 1.0, True)
+    x, weight, bias, spec = inputs["x"], inputs["weight"], inputs["bias"], case.spec
+    with torch.set_grad_enabled(gradients):
+        y, state = kernels.read_streams(x, weight, bias, spec)
+        out, h, following = kernels.write_read_streams(y, state, weight, bias, spec, delayed=True)
+        wanted = kernels.write_streams(y, state)
+        torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(h, state.gather(wanted), rtol=1e-5, atol=1e-5)
+        separate = kernels.read_streams(wanted, weight, bias, spec)[1]
+        torch.testing.assert_close(following.coefficients, separate.coefficients, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("delayed", [False, True])
 @pytest.mark.parametrize(("n", "d", "tokens"), [(4, 512, 1001), (4, 200, 33), (2, 1000, 65)])
-def test_gpu_gradients_in_one_kernel(n: int, d: int, tokens: int) -> None:
+def test_gpu_gradients_in_one_kernel(n: int, d: int, tokens: int, delayed: bool) -> None:
     for post_norm in (False, True):
-        assert_stack_close(torch.bfloat16, tokens, "rotation", n, d, post_norm=post_norm)
+        assert_stack_close(torch.bfloat16, tokens, "rotation", n, d, post_norm=post_norm, delayed=delayed)
+
+
+@pytest.mark.gpu
+def test_gpu_delayed_reads() -> None:
+    settings = {"norm": "rms", "read": "sigmoid", "read_eps": 1e-6, "delayed": True}
+    assert_stack_close(torch.bfloat16, 1001, "sinkhorn of DeepSeek-V4", 4, 512, **settings)
 
 
 def test_where_one_gradient_kernel_pays() -> None:

@@ -35,8 +35,13 @@ class Connection(Protocol):
     def write_mean(self, x: Tensor, y: Tensor, state: "State") -> Tensor:
         """Write y to the streams x. Return the mean of the new streams [..., d]."""
 
-    def write_read(self, x: Tensor, y: Tensor, state: "State", following: Self) -> tuple[Tensor, Tensor, "State"]:
-        """Write y to x, and read for the next connection. Return the new streams, the next h and the next state."""
+    def write_read(
+        self, x: Tensor, y: Tensor, state: "State", following: Self, delayed: bool = False
+    ) -> tuple[Tensor, Tensor, "State"]:
+        """Write y to x, and read for the next connection. Return the new streams, the next h and the next state.
+
+        With `delayed`, the next h is read with the read weights of this connection.
+        """
 
 
 class State(Protocol):
@@ -49,11 +54,14 @@ class State(Protocol):
     def fits(self, block: "HyperConnection") -> bool:
         """Return whether `block` has as many streams, of the same width, as were read."""
 
+    def gather(self, x: Tensor) -> Tensor:
+        """Return Σ_j r_j x_j for the streams x [..., n, d], with the read weights r of the read. [..., d]"""
+
     def write(self, block: "HyperConnection", x: Tensor, y: Tensor, mean: bool) -> Tensor:
         """Write y to the streams x. Return the new streams, or their mean if `mean` is true."""
 
     def join(
-        self, block: "HyperConnection", x: Tensor, following: "HyperConnection"
+        self, block: "HyperConnection", x: Tensor, following: "HyperConnection", delayed: bool = False
     ) -> "Callable[[Tensor], tuple[Tensor, Tensor, State]] | None":
         """Return a function of y that computes `Connection.write_read` in one pass; None if no pass does this."""
 

@@ -29,14 +29,17 @@ class DTensorState(NamedTuple):
     def fits(self, block: "HyperConnection") -> bool:
         return self.own.fits(block)
 
+    def gather(self, x: Any) -> Tensor:
+        return spread(self.own.gather(x.to_local()), x)
+
     def write(self, block: "HyperConnection", x: Any, y: Tensor, mean: bool) -> Tensor:
         out = self.own.write(block, self._own_streams(x), take_own(y, x), mean)
         return spread(out, x)
 
     def join(
-        self, block: "HyperConnection", x: Any, following: "HyperConnection"
+        self, block: "HyperConnection", x: Any, following: "HyperConnection", delayed: bool = False
     ) -> "Callable[[Tensor], tuple[Tensor, Tensor, State]] | None":
-        joined = self.own.join(block, self._own_streams(x), following)
+        joined = self.own.join(block, self._own_streams(x), following, delayed)
         if joined is None:
             return None
 

@@ -32,6 +32,9 @@ class EagerState(NamedTuple):
     def fits(self, block: "HyperConnection") -> bool:
         return self.streams.shape[1:] == (block.streams, block.dim)
 
+    def gather(self, x: Tensor) -> Tensor:
+        return reference.ReferenceState(x, self.coefficients).gather(x)
+
     def write(self, block: "HyperConnection", x: Tensor, y: Tensor, mean: bool) -> Tensor:
         if x is not self.x or not is_eager():
             return reference.ReferenceState(x, self.coefficients).write(block, x, y, mean)
@@ -40,7 +43,7 @@ class EagerState(NamedTuple):
         out = scatter(self.streams, y, write, skip if block.mixer.mixes else None)
         return reference.finish_write(block, x, out, mean)
 
-    def join(self, block: "HyperConnection", x: Tensor, following: "HyperConnection") -> None:
+    def join(self, block: "HyperConnection", x: Tensor, following: "HyperConnection", delayed: bool = False) -> None:
         return None
 
     def make_rewrite(

@@ -34,6 +34,11 @@ class FusedState(NamedTuple):
     def fits(self, block: "HyperConnection") -> bool:
         return (self.spec.n, self.spec.d) == (block.streams, block.dim)
 
+    def gather(self, x: Tensor) -> Tensor:
+        streams = x.flatten(0, -3)
+        read = self.coefficients[:, : self.spec.n].expand(len(streams), -1)
+        return reference.gather(streams, read).view(*x.shape[:-2], -1)
+
     def write(self, block: "HyperConnection", x: Tensor, y: Tensor, mean: bool) -> Tensor:
         y = reference.scale_output(block, y).to(x.dtype)
         if block.layer_norm is None:
@@ -42,7 +47,7 @@ class FusedState(NamedTuple):
         return out.mean(-2) if mean else out
 
     def join(
-        self, block: "HyperConnection", x: Tensor, following: "HyperConnection"
+        self, block: "HyperConnection", x: Tensor, following: "HyperConnection", delayed: bool = False
     ) -> "Callable[[Tensor], tuple[Tensor, Tensor, FusedState]] | None":
         if x is not self.x or block.layer_norm is not None or following.form is not None:
             return None
@@ -53,7 +58,7 @@ class FusedState(NamedTuple):
 
         def write_read(y: Tensor) -> tuple[Tensor, Tensor, FusedState]:
             y = reference.scale_output(block, y).to(x.dtype)
-            return write_read_streams(y, self, *following.map.parameters_for_kernels(), spec)
+            return write_read_streams(y, self, *following.map.parameters_for_kernels(), spec, delayed)
 
         return write_read
 
@@ -114,7 +119,7 @@ def write_streams(y: Tensor, state: FusedState, x: Tensor | None = None, mean: b
 
 
 def write_read_streams(
-    y: Tensor, state: FusedState, weight: Tensor | None, bias: Tensor, spec: Spec
+    y: Tensor, state: FusedState, weight: Tensor | None, bias: Tensor, spec: Spec, delayed: bool = False
 ) -> tuple[Tensor, Tensor, FusedState]:
     """Write y, then read for the next connection. Return the new streams, the next sublayer's input and the next state.
 
@@ -124,15 +129,19 @@ def write_read_streams(
         y: The sublayer's output. [..., d]
         state: The state from the read of the connection that writes.
         weight, bias, spec: The parameters and the record of the connection that reads.
+        delayed: Read with the read weights of the connection that writes.
     """
     from jpmhc.kernels.write_read import one_kernel_decodes, one_kernel_pays, write_read
 
     x, link, coefficients, old = state
-    if weight is None or not (one_kernel_decodes(y.numel() // old.d, old) or one_kernel_pays(old, spec)):
+    tokens = y.numel() // old.d
+    one = one_kernel_decodes(tokens, old) or one_kernel_pays(old, spec)
+    if weight is None or not one or (delayed and (old.post_norm or len(coefficients) != tokens)):
         out = write_streams(y, state)
-        return out, *read_streams(out, weight, bias, spec)
+        h, following = read_streams(out, weight, bias, spec)
+        return out, state.gather(out) if delayed else h, following
     keeps = torch.is_grad_enabled()
-    h, link, out, coefficients, _ = write_read(link, x, y, coefficients, weight, bias, old, spec, keeps)
+    h, link, out, coefficients, _ = write_read(link, x, y, coefficients, weight, bias, old, spec, delayed, keeps)
     return out, h, FusedState(out, link, coefficients, spec)
 
 

@@ -165,19 +165,22 @@ class HyperConnection(SettingsModule):
         return state.write(self, x, y, True)
 
     def write_read(
-        self, x: Tensor, y: Tensor, state: State, following: "HyperConnection"
+        self, x: Tensor, y: Tensor, state: State, following: "HyperConnection", delayed: bool = False
     ) -> tuple[Tensor, Tensor, State]:
         """Write y to the streams and read the new streams for the connection `following`. Kernels do it in one pass.
+
+        With `delayed`, the next sublayer's input is read with the read weights of this connection.
 
         Returns:
             The new streams [..., n, dim], the next sublayer's input [..., dim], and the next connection's state.
         """
         check_sublayer_output(y, x)
-        joined = state.join(self, x, following)
+        joined = state.join(self, x, following, delayed)
         if joined is not None:
             return joined(y)
         x = self.write(x, y, state)
-        return x, *following.read(x)
+        h, following_state = following.read(x)
+        return x, state.gather(x) if delayed else h, following_state
 
     @contextlib.contextmanager
     def computed_by(self, form: Form) -> Iterator[None]:

@@ -102,13 +102,16 @@ class ReferenceState(NamedTuple):
     def fits(self, block: "HyperConnection") -> bool:
         return (self.coefficients.read.shape[-1], self.x.shape[-1]) == (block.streams, block.dim)
 
+    def gather(self, x: Tensor) -> Tensor:
+        return gather(x.flatten(0, -3), self.coefficients.read).view(*x.shape[:-2], -1)
+
     def write(self, block: "HyperConnection", x: Tensor, y: Tensor, mean: bool) -> Tensor:
         _, write, skip = self.coefficients
         y = scale_output(block, y).reshape(-1, block.dim)
         out = scatter(flatten_streams(x, block.streams, block.dim), y, write, skip)
         return finish_write(block, x, out, mean)
 
-    def join(self, block: "HyperConnection", x: Tensor, following: "HyperConnection") -> None:
+    def join(self, block: "HyperConnection", x: Tensor, following: "HyperConnection", delayed: bool = False) -> None:
         return None
 
     def make_rewrite(

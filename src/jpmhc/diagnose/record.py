@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from jpmhc.connections import Coefficients, HyperConnection, expand_streams
+from jpmhc.connections import Coefficients, HyperConnection, HyperConnectionStack, expand_streams
 from jpmhc.connections.contract import State
 from jpmhc.connections.sublayer import first_of
 from jpmhc.diagnose.jacobian import shared_positions
@@ -120,6 +120,9 @@ class RecordedState(NamedTuple):
     def fits(self, block: HyperConnection) -> bool:
         return self.chosen.fits(block)
 
+    def gather(self, x: Tensor) -> Tensor:
+        return self.chosen.gather(x)
+
     def write(self, block: HyperConnection, x: Tensor, y: Tensor, mean: bool) -> Tensor:
         streams = self.streams if x is self.x else x
         after = self.chosen.write(block, streams, y, False)
@@ -132,7 +135,7 @@ class RecordedState(NamedTuple):
         self.recording.calls.append(call)
         return after.mean(-2) if mean else after
 
-    def join(self, block: HyperConnection, x: Tensor, following: HyperConnection) -> None:
+    def join(self, block: HyperConnection, x: Tensor, following: HyperConnection, delayed: bool = False) -> None:
         return None
 
     def make_rewrite(
@@ -189,11 +192,14 @@ def find_hidden_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[in
 def find_layers(model: nn.Module) -> list[nn.Module]:
     """Return a model's hyper-connections, or without hyper-connections its longest list of modules of one class.
 
-    A list inside another list does not count: the layers are returned, not the experts inside each layer.
+    A list inside another list does not count: the layers are returned, not the experts inside each layer. Connections
+    of stacks with delayed reads are left out, because the read of one connection is there the input of another.
     """
     connections: list[nn.Module] = [module for module in model.modules() if isinstance(module, HyperConnection)]
     if connections:
-        return connections
+        stacks = [m for m in model.modules() if isinstance(m, HyperConnectionStack) and m.delayed]
+        delayed = {connection for stack in stacks for connection in stack.connections}
+        return [connection for connection in connections if connection not in delayed]
     lists = {
         f"{name}." if name else "": list(module)
         for name, module in model.named_modules()

@@ -89,7 +89,9 @@ def watch(
         raise ValueError(f"log must be a function of the step and the numbers, got {checks.quote(log)}")
     layers = find_layers(model)
     if not layers:
-        raise ValueError("this model has no hyper-connections and no list of layers, so there is nothing to watch")
+        raise ValueError(
+            "this model has no list of layers and no hyper-connections (delayed reads do not count): nothing to watch"
+        )
     return _watching(model, layers, every, log or _print_line, start)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from jpmhc.kernels.device import (
     constrain_tokens,
+    load_coefficient,
     load_mixing,
     load_read_weights,
     load_streams,
@@ -36,12 +37,13 @@ MOST_TOKENS = 256
 TILE = 16384  # sums that a program keeps, 32 per thread
 
 
-# z = H x + w ⊗ y, or x as it is; logits = (W z - mean · W 1) · scale + b; r, w, H of the logits; h = Σ_j r_j z_j
+# z = H x + w ⊗ y, or x as it is; logits = (W z - mean · W 1) · scale + b; r, w, H of the logits; h = Σ_j r_j z_j,
+# with r of `old` if DELAYED
 @kernel
 def _decode(
     x_TMD, y_TD, old_TC, out_TND, w_KW, bias_K, logits_TK, stats_T2, coef_TC, h_TD, sums_TP, T,
-    WRITES: tl.constexpr, OLD_PER_TOKEN: tl.constexpr, KP: tl.constexpr, M: tl.constexpr, BD: tl.constexpr,
-    S: tl.constexpr,
+    WRITES: tl.constexpr, OLD_PER_TOKEN: tl.constexpr, DELAYED: tl.constexpr, KP: tl.constexpr, M: tl.constexpr,
+    BD: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
     """Write one token's streams and read them for the next connection S. Without WRITES, read x without a write."""
     N: tl.constexpr = S.n
@@ -106,17 +108,23 @@ def _decode(
             else:
                 address = x_TMD + token[:, None] * (M * D) + (i % M) * D + c[None, :]
                 z_TD = tl.load(address, mask=mask, other=0.0).to(tl.float32)
-            sum_TD += tl.sum(tl.where(tl.arange(0, N)[None, :] == i, r_TN, 0.0), axis=1)[:, None] * z_TD
+            if DELAYED:
+                sum_TD += load_coefficient(old_TC, token, inside, i, N, OLD_PER_TOKEN) * z_TD
+            else:
+                sum_TD += tl.sum(tl.where(tl.arange(0, N)[None, :] == i, r_TN, 0.0), axis=1)[:, None] * z_TD
         tl.store(h_TD + token[:, None] * D + c[None, :], sum_TD.to(h_TD.dtype.element_ty), mask=mask)
 
 
 @functools.cache
-def _launcher(spec: Spec, dtype: torch.dtype, stored_streams: int, writes: bool, per_token: bool) -> Launcher:
+def _launcher(
+    spec: Spec, dtype: torch.dtype, stored_streams: int, writes: bool, per_token: bool, delayed: bool = False
+) -> Launcher:
     height = padded(spec.logits)
     tile = TILE // 2 if spec.norm == "layer" else TILE  # a layer norm keeps a second sum for each number
     width = min(power_of_two(spec.d), tile // height)
-    constants = {"WRITES": writes, "OLD_PER_TOKEN": int(per_token), "KP": height, "M": stored_streams, "BD": width}
-    return Launcher(_decode, **constants, S=spec, num_warps=max(4, height * width // 1024))
+    old = {"WRITES": writes, "OLD_PER_TOKEN": int(per_token), "DELAYED": delayed}
+    sizes = {"KP": height, "M": stored_streams, "BD": width}
+    return Launcher(_decode, **old, **sizes, S=spec, num_warps=max(4, height * width // 1024))
 
 
 def are_few(tokens: int) -> bool:
@@ -145,12 +153,16 @@ def write_read(
     weight: Tensor,
     bias: Tensor,
     following: Spec,
+    delayed: bool,
     out: Tensor,
     h: Tensor,
     coef: Tensor,
 ) -> None:
-    """Store the new streams in `out` [..., n, d], and the results of the next connection's `read` in h and `coef`."""
+    """Store the new streams in `out` [..., n, d], and the results of the next connection's `read` in h and `coef`.
+
+    With `delayed`, h is read with the read weights in `old`.
+    """
     tokens = count_tokens(x, following.d)
     logits, stats, sums = _allocate_between(tokens, bias, following)
-    launcher = _launcher(following, x.dtype, x.shape[-2], True, old.shape[0] == tokens)
+    launcher = _launcher(following, x.dtype, x.shape[-2], True, old.shape[0] == tokens, delayed)
     launcher.launch((tokens,), x, y, old, out, aligned(weight), bias, logits, stats, coef, h, sums, tokens)

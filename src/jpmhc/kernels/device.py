@@ -256,11 +256,13 @@ def constrain_tokens(logits_TK, coef_TC, token, inside, S: tl.constexpr):
 
 @triton.jit
 def differentiate_logits(
-    logits_TK, coef_TC, grad_read_TN, grad_coef_TC, grad_logits_TK, token, inside, S: tl.constexpr
-):
+    logits_TK, coef_TC, grad_read_TN, grad_coef_TC, grad_logits_TK, token, inside,
+    DELAYED: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
     """Load the gradients of the coefficients, and store the gradient of the logits.
 
-    `grad_read` is the part of the read weights' gradient that comes from the sum of streams h = Σ_j r_j x_j.
+    `grad_read` is the part of the read weights' gradient that comes from the sum of streams h = Σ_j r_j x_j. With
+    DELAYED this part belongs to the connection before.
     """
     N: tl.constexpr = S.n
     gbase = grad_coef_TC + token * (N * (N + 2))
@@ -272,7 +274,8 @@ def differentiate_logits(
     line = (grad_logits_TK + token * S.logits)[:, None]
     out = line[:, :, None]
     dr_TN = tl.load(gbase[:, None] + j, mask=row, other=0.0)
-    dr_TN += tl.load((grad_read_TN + token * N)[:, None] + j, mask=row, other=0.0)
+    if not DELAYED:
+        dr_TN += tl.load((grad_read_TN + token * N)[:, None] + j, mask=row, other=0.0)
     dw_TN = tl.load(gbase[:, None] + N + j, mask=row, other=0.0)
     entries = _read_entries(S)[None, :, :]
     g_TNN = _read_derivative(tl.load(base + entries, mask=mask, other=0.0), dr_TN, S)

@@ -261,7 +261,7 @@ def _forward(
 @kernel
 def _sum_backward(
     x_TMD, grad_h_TD, grad_read_TN, T,
-    N: tl.constexpr, M: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
+    N: tl.constexpr, M: tl.constexpr, D: tl.constexpr, ROW: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     token = _backwards(BT)
     inside = token < T
@@ -269,18 +269,20 @@ def _sum_backward(
     mask = inside[:, None] & (c < D)[None, :]
     streams = load_streams(x_TMD, token, c, mask, M, D)
     gh_TD = tl.load(grad_h_TD + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
-    address = grad_read_TN + token[:, None] * N + tl.arange(0, N)[None, :]
+    address = grad_read_TN + token[:, None] * ROW + tl.arange(0, N)[None, :]
     tl.store(address, inner_products(gh_TD, streams, BT, N), mask=inside[:, None])
 
 
 @functools.cache
-def _sum_backward_launcher(spec: Spec, dtype: torch.dtype, stored_streams: int) -> Launcher:
-    return Launcher(_sum_backward, N=spec.n, M=stored_streams, D=spec.d, **row_launch(spec))
+def _sum_backward_launcher(spec: Spec, dtype: torch.dtype, stored_streams: int, row: int) -> Launcher:
+    return Launcher(_sum_backward, N=spec.n, M=stored_streams, D=spec.d, ROW=row, **row_launch(spec))
 
 
-def _differentiate_sum(x: Tensor, grad_h: Tensor, grad_read: BufferPart | Tensor, tokens: int, spec: Spec) -> None:
+def differentiate_sum(x: Tensor, grad_h: Tensor, grad_read: BufferPart | Tensor, row: int, spec: Spec) -> None:
+    """Store the read weights' gradient in the first n columns of `grad_read`, whose rows have `row` columns."""
+    tokens = count_tokens(x, spec.d)
     if tokens:
-        _sum_backward_launcher(spec, x.dtype, x.shape[-2]).launch((tokens,), x, grad_h, grad_read, tokens)
+        _sum_backward_launcher(spec, x.dtype, x.shape[-2], row).launch((tokens,), x, grad_h, grad_read, tokens)
 
 
 # With ν the normed token and gν = Wᵀ gl:
@@ -291,12 +293,15 @@ def _differentiate_sum(x: Tensor, grad_h: Tensor, grad_read: BufferPart | Tensor
 def _logits_backward(
     logits_TK, bias_K, sums_P, stats_T2, coef_TC, grad_read_TN, grad_coef_TC,
     grad_logits_TK, scaled_TP, level_and_along_T2, partial_2P, T,
-    ND: tl.constexpr, KP: tl.constexpr, DYNAMIC: tl.constexpr, BT: tl.constexpr, S: tl.constexpr,
+    ND: tl.constexpr, KP: tl.constexpr, DYNAMIC: tl.constexpr, DELAYED: tl.constexpr, BT: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """Store the logits' gradient gl, scale · gl, level and along, and partial sums for the gradients of W and b."""
+    """Store the logits' gradient gl, scale · gl, level and along, and partial sums for the gradients of W and b.
+
+    With DELAYED the sum h has the read weights of another connection, and there is no grad_read.
+    """
     token = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = token < T
-    differentiate_logits(logits_TK, coef_TC, grad_read_TN, grad_coef_TC, grad_logits_TK, token, inside, S)
+    differentiate_logits(logits_TK, coef_TC, grad_read_TN, grad_coef_TC, grad_logits_TK, token, inside, DELAYED, S)
     if DYNAMIC:
         tl.debug_barrier()  # the gradient is read back in another layout
         k = tl.arange(0, KP)
@@ -324,10 +329,11 @@ def _logits_backward(
 
 
 @functools.cache
-def _logits_launcher(spec: Spec, operand: torch.dtype | None, width: int) -> Launcher:
+def _logits_launcher(spec: Spec, operand: torch.dtype | None, width: int, delayed: bool = False) -> Launcher:
     """Return `_logits_backward`'s launcher. `operand` is None for static coefficients, with one row of logits."""
     blocks = {"BT": 1, "num_warps": 1} if operand is None else {"BT": 32, "num_warps": 2}
-    return Launcher(_logits_backward, DYNAMIC=operand is not None, ND=width, KP=padded(spec.logits), S=spec, **blocks)
+    sizes = {"ND": width, "KP": padded(spec.logits), "S": spec}
+    return Launcher(_logits_backward, DYNAMIC=operand is not None, DELAYED=delayed, **sizes, **blocks)
 
 
 # grad x_j = r_j grad h + Σ_i H_ij grad z_i + Wᵀ_j (scale gl) + level - along · x_j
@@ -513,12 +519,16 @@ def differentiate_read(
     grad_coef: Tensor | None,
     spec: Spec,
     in_place: bool = False,
+    delayed: bool = False,
     streams_step: Callable[[BufferPart, BufferPart, BufferPart], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the gradients of the streams, the weight and the bias. `grad_link` is grad z, from the write.
 
     With `in_place` and a post-norm the streams' gradient overwrites `grad_link`, which the write made for this read
     alone. Without a post-norm `grad_link` is the gradient of the write's result, which other code may use.
+
+    With `delayed`, h was read with the read weights of another connection, which stand in `coef` in place of this
+    connection's. Their gradient is not computed here.
 
     `streams_step` replaces `_streams_backward`: it returns the streams' gradient from the prepared weight, scale · gl,
     and level and along.
@@ -533,7 +543,7 @@ def differentiate_read(
     if weight is None:
         grad_x = _differentiate_streams(x, grad_link, grad_h, None, coef, None, None, spec, in_place)
         grad_read = bias.new_empty(tokens, spec.n)
-        _differentiate_sum(x, grad_h, grad_read, tokens, spec)
+        differentiate_sum(x, grad_h, grad_read, spec.n, spec)
         grad_bias, none = torch.empty_like(bias), bias.new_empty(0)
         _logits_launcher(spec, None, spec.n * spec.d).launch(
             (1,), logits, bias, none, stats, coef, grad_read.sum(0), grad_coef, grad_bias, none, none, none, 1
@@ -564,8 +574,9 @@ def differentiate_read(
     if widened:
         prepared, sums = other, other_sums
         prepare(weight, prepared, sums, width, spec)
-    _differentiate_sum(x, grad_h, grad_read_TN, tokens, spec)
-    _logits_launcher(spec, operand, width).launch(
+    if not delayed:
+        differentiate_sum(x, grad_h, grad_read_TN, spec.n, spec)
+    _logits_launcher(spec, operand, width, delayed).launch(
         (parts,), logits, bias, sums, stats, coef, grad_read_TN, grad_coef, grad_logits, scaled, level_and_along,
         partial, tokens,
     )  # fmt: skip

@@ -8,6 +8,9 @@ the next sublayer's input. The factors of a post-norm are known only after the f
 pass therefore mixes the slices again, normalises and stores them, and the projection, which is linear, is multiplied by
 the factors after the first pass.
 
+A delayed read takes the read weights of the connection that writes. They are known from the start, so that the first
+pass adds up h too, and there is no second pass.
+
 The derivative runs the read's derivative and then the write's, or computes the gradient of z and all gradients that
 follow from it in one kernel (`_write_read_backward`). Names end in shapes, see device.py.
 """
@@ -27,6 +30,7 @@ from jpmhc.kernels import decode
 from jpmhc.kernels import read as reading
 from jpmhc.kernels.device import (
     centre_moments,
+    load_coefficient,
     load_mixing,
     load_read_weights,
     load_streams,
@@ -79,13 +83,14 @@ def _split(value, TYPE: tl.constexpr):
     return rounded, (value - rounded.to(tl.float32)).to(TYPE)
 
 
-# z_i = Σ_j H_ij x_j + w_i y, normed with a post-norm; logits = (W z - mean · W 1) · scale + b; h = Σ_i r_i z_i
+# z_i = Σ_j H_ij x_j + w_i y, normed with a post-norm; logits = (W z - mean · W 1) · scale + b; h = Σ_i r_i z_i,
+# with r of these logits or, if DELAYED, with r of `old`
 @triton.jit  # compiled anew if T is not a multiple of 16: whole tiles need 45 registers less
 def _write_read(
     x_TMD, y_TD, old_TC, out_TND, w_PW, sums_P, bias_K, logits_TK, stats_T2, h_TD, T,
     OLD_PER_TOKEN: tl.constexpr, POST_NORM: tl.constexpr, OLD_EPS: tl.constexpr, KP: tl.constexpr,
     PRECISION: tl.constexpr, COMPILED: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
-    BACK: tl.constexpr, BACK_STAGES: tl.constexpr, M: tl.constexpr, S: tl.constexpr,
+    BACK: tl.constexpr, BACK_STAGES: tl.constexpr, M: tl.constexpr, DELAYED: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
     """Write the streams of BT tokens with the coefficients `old`, and read them for the next connection S."""
     N: tl.constexpr = S.n
@@ -95,6 +100,10 @@ def _write_read(
     inside = token < T
     k = tl.arange(0, KP)
     mixing = load_mixing(old_TC, token, inside, N, OLD_PER_TOKEN)
+    weights = ()  # the read weights
+    if DELAYED:
+        for i in tl.static_range(N):
+            weights = weights + (load_coefficient(old_TC, token, inside, i, N, OLD_PER_TOKEN),)
     products = ()  # with a post-norm each stream has its own sums, because its factor is not known yet
     squares = ()
     for _ in tl.static_range(N if POST_NORM else 1):
@@ -113,6 +122,11 @@ def _write_read(
                 tl.store(out_TND + token[:, None] * ND + i * D + c[None, :], rounded_TD, mask=mask)
             w_DP = tl.load(w_PW + k[None, :] * ND + i * D + c[:, None], mask=(c < D)[:, None], other=0.0)
             z_TD = rounded_TD.to(tl.float32)
+            if DELAYED:
+                if i == 0:
+                    sum_TD = weights[i] * z_TD
+                else:
+                    sum_TD += weights[i] * z_TD
             product_TP = tl.dot(rounded_TD, w_DP, products[i * POST_NORM], input_precision=PRECISION)
             products = replaced(products, i * POST_NORM, product_TP)
             if S.norm == "layer":
@@ -129,6 +143,8 @@ def _write_read(
             else:
                 line_TD += z_TD
                 squared_TD += z_TD * z_TD
+        if DELAYED:
+            tl.store(h_TD + token[:, None] * D + c[None, :], sum_TD.to(h_TD.dtype.element_ty), mask=mask)
         if not POST_NORM:  # one reduction for all streams
             if S.norm == "layer":
                 total_T += tl.sum(line_TD, axis=1)
@@ -149,27 +165,27 @@ def _write_read(
         if S.norm == "layer":
             mean_T, square_T = centre_moments(near_T, total_T, square_T, ND)
     store_logits(acc_TP, mean_T, square_T, sums_P, bias_K, logits_TK, stats_T2, token, inside, ND, KP, S)
-    tl.debug_barrier()  # the stored numbers are read back in another layout
-    r_TN = load_read_weights(logits_TK, token, inside, S)
-    weights = ()
-    for i in tl.static_range(N):
-        weights = weights + (tl.sum(tl.where(tl.arange(0, N)[None, :] == i, r_TN, 0.0), axis=1)[:, None],)
-    for step in tl.range(0, tl.cdiv(D, BACK), num_stages=BACK_STAGES):
-        c = (tl.cdiv(D, BACK) - 1 - step) * BACK + tl.arange(0, BACK)
-        mask = inside[:, None] & (c < D)[None, :]
-        sum_TD = tl.zeros([BT, BACK], tl.float32)
-        if POST_NORM:
-            y = tl.load(y_TD + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
-            streams = load_streams(x_TMD, token, c, mask, M, D)
+    if not DELAYED:
+        tl.debug_barrier()  # the stored numbers are read back in another layout
+        r_TN = load_read_weights(logits_TK, token, inside, S)
         for i in tl.static_range(N):
-            address = out_TND + token[:, None] * ND + i * D + c[None, :]
+            weights = weights + (tl.sum(tl.where(tl.arange(0, N)[None, :] == i, r_TN, 0.0), axis=1)[:, None],)
+        for step in tl.range(0, tl.cdiv(D, BACK), num_stages=BACK_STAGES):
+            c = (tl.cdiv(D, BACK) - 1 - step) * BACK + tl.arange(0, BACK)
+            mask = inside[:, None] & (c < D)[None, :]
+            sum_TD = tl.zeros([BT, BACK], tl.float32)
             if POST_NORM:
-                z_TD = (mix_stream(streams, y, mixing, i, N) * factors[i]).to(out_TND.dtype.element_ty)
-                tl.store(address, z_TD, mask=mask)
-            else:
-                z_TD = tl.load(address, mask=mask, other=0.0)
-            sum_TD += weights[i] * z_TD.to(tl.float32)
-        tl.store(h_TD + token[:, None] * D + c[None, :], sum_TD.to(h_TD.dtype.element_ty), mask=mask)
+                y = tl.load(y_TD + token[:, None] * D + c[None, :], mask=mask, other=0.0).to(tl.float32)
+                streams = load_streams(x_TMD, token, c, mask, M, D)
+            for i in tl.static_range(N):
+                address = out_TND + token[:, None] * ND + i * D + c[None, :]
+                if POST_NORM:
+                    z_TD = (mix_stream(streams, y, mixing, i, N) * factors[i]).to(out_TND.dtype.element_ty)
+                    tl.store(address, z_TD, mask=mask)
+                else:
+                    z_TD = tl.load(address, mask=mask, other=0.0)
+                sum_TD += weights[i] * z_TD.to(tl.float32)
+            tl.store(h_TD + token[:, None] * D + c[None, :], sum_TD.to(h_TD.dtype.element_ty), mask=mask)
 
 
 def one_kernel_pays(spec: Spec, following: Spec) -> bool:
@@ -189,6 +205,7 @@ def _launcher(
     dtype: torch.dtype,
     stored_streams: int,
     per_token: bool,
+    delayed: bool,
     compiled: bool,
     whole: bool,
     one: bool,
@@ -203,16 +220,17 @@ def _launcher(
     back = (width, depth) if spec.post_norm else (2 * width, 1)
     old = {"OLD_PER_TOKEN": int(per_token), "POST_NORM": int(spec.post_norm), "OLD_EPS": spec.eps}
     blocks = {"BT": 16, "BD": width, "STAGES": depth, "BACK": back[0], "BACK_STAGES": back[1], "num_warps": 2}
-    new = {"KP": kp, "PRECISION": precision(dtype), "COMPILED": compiled, "M": stored_streams, "S": following}
-    return Launcher(_write_read, **old, **new, **blocks)
+    new = {"KP": kp, "PRECISION": precision(dtype), "COMPILED": compiled, "M": stored_streams, "DELAYED": delayed}
+    return Launcher(_write_read, **old, **new, **blocks, S=following)
 
 
 # The rows of a tile are the streams of its tokens, a = (t, j), and every step is a product of matrices. With H and w of
 # the write (`old`), z = H x + w ⊗ y, and with H', r' of the next connection, whose new streams have the gradient g,
 #     grad z_tj = Σ_i H'_ij g_ti + r'_j grad h_t + Wᵀ_j (scale gl)_t + level_t - along_t (Σ_l H_jl x_tl + w_j y_t)
 # (read.py) is a sum of four products: of H'ᵀ with the rows of g, of -along H with the rows of x, of [r', -along w] with
-# the lines grad h and y, and of scale gl with W. H' and r' carry the gradient through all layers; each is therefore
-# split into two numbers of the tensor cores' type. From grad z, rounded as it is stored, follow
+# the lines grad h and y, and of scale gl with W. A delayed read has the write's r in place of r'. H' and r' carry the
+# gradient through all layers; each is therefore split into two numbers of the tensor cores' type. From grad z, rounded
+# as it is stored, follow
 #     grad H_jl = ⟨grad z_tj, x_tl⟩, grad w_j = ⟨grad z_tj, y_t⟩, grad y_t = Σ_j w_j grad z_tj.
 # A group of 16 rows has 16 / N tokens and belongs to one warp. Its matrices are 16 × 16 with a token's N × N block on
 # the diagonal, and the inner products are the diagonal blocks of (grad z) xᵀ and of (grad z) yᵀ, which the tensor cores
@@ -222,7 +240,7 @@ def _write_read_backward(
     x_RD, y_TD, old_TC, grad_RD, grad_h_TD, new_TC, w_PW, scaled_TP, level_and_along_T2,
     grad_z_RD, grad_y_TD, grad_old_TC, T,
     N: tl.constexpr, D: tl.constexpr, KP: tl.constexpr, PRECISION: tl.constexpr, SPLIT: tl.constexpr,
-    GROUPS: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
+    DELAYED: tl.constexpr, GROUPS: tl.constexpr, BD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Store the gradients of z = H x + w ⊗ y, of y, and of w and H. R: rows, G: groups of 16 rows."""
     TOKENS: tl.constexpr = 16 // N  # of a group
@@ -246,7 +264,7 @@ def _write_read_backward(
     # The lines of a group are the rows of grad h, then the rows of y; the others are zero.
     of_y = (a // N == b - TOKENS) & inside
     old_write = base + N + j + b * 0
-    lines = tl.load(new_TC + base + j + b * 0, mask=(a // N == b) & inside, other=0.0)
+    lines = tl.load((old_TC if DELAYED else new_TC) + base + j + b * 0, mask=(a // N == b) & inside, other=0.0)
     lines -= along * tl.load(old_TC + old_write, mask=of_y, other=0.0)
     mixing, mixing_rest = _split(mixing, x_RD.dtype.element_ty)
     lines, lines_rest = _split(lines, x_RD.dtype.element_ty)
@@ -300,21 +318,22 @@ def one_gradient_kernel_pays(spec: Spec, following: Spec, dtype: torch.dtype) ->
 
 
 @functools.cache
-def _backward_launcher(following: Spec, dtype: torch.dtype) -> tuple[Launcher, int]:
+def _backward_launcher(following: Spec, dtype: torch.dtype, delayed: bool) -> tuple[Launcher, int]:
     """Return `_write_read_backward`'s launcher and the tokens per program. Two programs fit on a multiprocessor."""
     n, width = following.n, min(64, max(16, power_of_two(following.d)))
     sizes = {"N": n, "D": following.d, "KP": padded(following.logits), "PRECISION": precision(dtype)}
     blocks = {"GROUPS": 4, "BD": width, "STAGES": 3, "num_warps": 4}
-    return Launcher(_write_read_backward, **sizes, SPLIT=dtype != torch.float32, **blocks), 4 * 16 // n
+    forms = {"SPLIT": dtype != torch.float32, "DELAYED": delayed}
+    return Launcher(_write_read_backward, **sizes, **forms, **blocks), 4 * 16 // n
 
 
 def _differentiate_both(
     x: Tensor, y: Tensor, coef: Tensor, grad: Tensor, grad_h: Tensor, new: Tensor, grad_y: Tensor, grad_coef: Tensor,
-    following: Spec, prepared: BufferPart, scaled: BufferPart, level_and_along: BufferPart,
+    following: Spec, delayed: bool, prepared: BufferPart, scaled: BufferPart, level_and_along: BufferPart,
 ) -> Tensor:  # fmt: skip
     """Return the gradient of z = H x + w ⊗ y. Store the others in `grad_y` and `grad_coef`."""
     tokens, grad_z = count_tokens(x, following.d), torch.empty_like(x)
-    launcher, block = _backward_launcher(following, x.dtype)
+    launcher, block = _backward_launcher(following, x.dtype, delayed)
     launcher.launch(
         (ceil_div(tokens, block),), x, y, coef, grad, grad_h, new, prepared, scaled, level_and_along, grad_z, grad_y,
         grad_coef, tokens,
@@ -328,7 +347,15 @@ def one_kernel_decodes(tokens: int, spec: Spec) -> bool:
 
 
 def _allocate(
-    x: Tensor, y: Tensor, coef: Tensor, weight: Tensor, bias: Tensor, spec: Spec, following: Spec, keeps: bool
+    x: Tensor,
+    y: Tensor,
+    coef: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    spec: Spec,
+    following: Spec,
+    delayed: bool,
+    keeps: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
     out = x.new_empty((*y.shape[:-1], spec.n, spec.d))
     h, link, coef, buffer = reading.allocate(out, weight, bias, following, keeps)
@@ -337,7 +364,15 @@ def _allocate(
 
 @replayed
 def _forward(
-    x: Tensor, y: Tensor, coef: Tensor, weight: Tensor, bias: Tensor, spec: Spec, following: Spec, keeps: bool
+    x: Tensor,
+    y: Tensor,
+    coef: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    spec: Spec,
+    following: Spec,
+    delayed: bool,
+    keeps: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
     """Return h, the link, the new streams, the coefficients and the buffer for the derivative.
 
@@ -346,19 +381,21 @@ def _forward(
     Args:
         x, y, coef: The write's inputs: streams, the sublayer's output and coefficients of the connection `spec`.
         weight, bias, following, keeps: The read's inputs.
+        delayed: Whether h is read with the read weights in `coef`, and not with those of `following`.
     """
     x, y, bias = aligned(x), aligned(y), aligned(bias)
     tokens, stored_streams, width = count_tokens(x, spec.d), x.shape[-2], spec.n * spec.d
-    h, _, out, new, buffer = results = _allocate(x, y, coef, weight, bias, spec, following, keeps)
+    h, _, out, new, buffer = results = _allocate(x, y, coef, weight, bias, spec, following, delayed, keeps)
     if not keeps and not spec.post_norm and decode.are_few(tokens):
-        decode.write_read(x, y, coef, weight, bias, following, out, h, new)
+        decode.write_read(x, y, coef, weight, bias, following, delayed, out, h, new)
         return results
     layout = reading.buffer_layout(tokens, width, x.dtype, following)
     logits, stats, prepared, sums = split_buffer(make_buffer(layout, x) if buffer is None else buffer, layout)
     reading.prepare(weight, prepared, sums, width, following)
     if tokens:
         whole, one = tokens % 16 == 0, tokens == 1
-        launcher = _launcher(spec, following, x.dtype, stored_streams, coef.shape[0] == tokens, x.is_cuda, whole, one)
+        per_token = coef.shape[0] == tokens
+        launcher = _launcher(spec, following, x.dtype, stored_streams, per_token, delayed, x.is_cuda, whole, one)
         launcher.launch((ceil_div(tokens, 16),), x, y, coef, out, prepared, sums, bias, logits, stats, h, tokens)
         reading.constrain(logits, new, following)
     return results
@@ -387,12 +424,13 @@ def _backward(
     grad_new: Tensor | None,
     spec: Spec,
     following: Spec,
+    delayed: bool,
     pull: bool,
     in_place: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of the streams (without `pull`: of H x + w ⊗ y), y, coefficients, weight and bias."""
     x, y = aligned(x), aligned(y)
-    read = out, weight, bias, new, buffer, grad_h, grad_link, grad_new, following, in_place
+    given = buffer, grad_h, grad_link, grad_new, following, in_place, delayed
     if (
         grad_h is not None
         and grad_link is not None
@@ -403,20 +441,22 @@ def _backward(
         and one_gradient_kernel_pays(spec, following, x.dtype)
     ):
         grad_y, grad_coef = torch.empty_like(y), torch.empty_like(coef)
-        differentiate = functools.partial(
-            _differentiate_both, x, y, coef, aligned(grad_link), aligned(grad_h), new, grad_y, grad_coef, following
-        )
-        grad, grad_weight, grad_bias = reading.differentiate_read(*read, differentiate)
-        assert grad_weight is not None
-        return grad, grad_y, grad_coef, grad_weight, grad_bias
-    grad, grad_weight, grad_bias = reading.differentiate_read(*read)
+        tensors = x, y, coef, aligned(grad_link), aligned(grad_h), new, grad_y, grad_coef
+        differentiate = functools.partial(_differentiate_both, *tensors, following, delayed)
+        grad_x, grad_weight, grad_bias = reading.differentiate_read(out, weight, bias, new, *given, differentiate)
+    else:
+        read_by = torch.cat([coef[:, : spec.n], new[:, spec.n :]], 1) if delayed else new
+        grad, grad_weight, grad_bias = reading.differentiate_read(out, weight, bias, read_by, *given)
+        if grad_out is not None:
+            grad += grad_out
+        first = torch.empty_like(x) if pull else grad if spec.post_norm else None
+        gradients = first, torch.empty_like(y), coef.new_empty(coef.shape)
+        written, grad_y, grad_coef = differentiate_write(x, y, coef, grad, spec, False, pull, *gradients)
+        grad_x = grad if written is None else written
     assert grad_weight is not None
-    if grad_out is not None:
-        grad += grad_out
-    first = torch.empty_like(x) if pull else grad if spec.post_norm else None
-    gradients = first, torch.empty_like(y), coef.new_empty(coef.shape)
-    grad_x, grad_y, grad_coef = differentiate_write(x, y, coef, grad, spec, False, pull, *gradients)
-    return grad if grad_x is None else grad_x, grad_y, grad_coef, grad_weight, grad_bias
+    if delayed and grad_h is not None:  # after the write's gradients, which set the read weights' to zero
+        reading.differentiate_sum(out, aligned(grad_h), grad_coef, spec.coefficients, following)
+    return grad_x, grad_y, grad_coef, grad_weight, grad_bias
 
 
 write_read = Pass("write_read", _forward, _backward, _allocate, _allocate_gradients)

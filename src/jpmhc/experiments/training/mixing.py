@@ -1,12 +1,14 @@
 """Statistics of a model's mixing matrices H_res: violations of their set, distance to the identity, and products."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from jpmhc.connections import HyperConnection, HyperConnectionStack
+from jpmhc.connections import HyperConnection
+from jpmhc.connections.contract import State
 from jpmhc.mixers import Mixer
 
 
@@ -36,24 +38,19 @@ def mixing_statistics(model: nn.Module, run: Callable[[], object]) -> dict[str, 
         skips[name].append(wide.mean(0))
         products.append(wide if not products else wide @ products[-1])
 
-    def observe(name: str, block: HyperConnection) -> Any:
-        """Register a hook that records a connection's H_res; stacks with delayed reads call only a connection's map."""
-        if name in delayed:
-            return block.map.register_forward_hook(
-                lambda _, arguments, result: record(name, result[0][2], len(arguments[0]))
-            )
-        return block.register_forward_pre_hook(
-            lambda _, arguments: record(name, block.coefficients(arguments[0]).skip, arguments[0].shape[:-2].numel())
-        )
+    def observe(name: str, block: HyperConnection) -> AbstractContextManager[None]:
+        """Return a context in which the connection's H_res are recorded at every read."""
 
-    stacks = {name: m for name, m in model.named_modules() if isinstance(m, HyperConnectionStack) and m.delayed}
-    delayed = {f"{stack}.connections.{k}".lstrip(".") for stack, m in stacks.items() for k in range(len(m.connections))}
-    handles = [observe(name, block) for name, block in modules.items()]
-    try:
+        def read(block: HyperConnection, x: Tensor) -> tuple[Tensor, State]:
+            record(name, block.coefficients(x).skip, x.shape[:-2].numel())
+            return block.read_in_best_form(x)
+
+        return block.computed_by(read)
+
+    with ExitStack() as contexts:
+        for name, block in modules.items():
+            contexts.enter_context(observe(name, block))
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     values = torch.linalg.svdvals(torch.stack(products))  # [depth, tokens, n]
     last = values[-1].flatten()
     low, middle, high = last.quantile(last.new_tensor([0.0, 0.5, 1.0])).tolist()
