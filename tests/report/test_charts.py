@@ -102,6 +102,14 @@ def test_empty_charts_are_left_out_of_a_figure(tmp_path):
         save_figure(draw_figure([full]), tmp_path / "a.jpeg")
 
 
+def test_long_numbers_beside_an_axis_have_room():
+    def left_end(values):
+        chart = Chart("t", [Line("", [1, 2], values, "#123456")], Axis("x"), Axis("y"))
+        return float(re.search(r'class="line">.*?d="M ([\d.]+) ', draw_svg(chart), re.S)[1])
+
+    assert left_end([-0.00011, -0.00014]) > left_end([0.1, 0.4]) + 10
+
+
 def test_text_is_escaped_and_takes_the_colours_of_the_page():
     chart = Chart('"<b>', [Line("<script>$x$", [1, 2], [1, 2], "#123456")], Axis("&x $y"), Axis("y"))
     svg = draw_svg(chart)

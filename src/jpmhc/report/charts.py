@@ -157,12 +157,15 @@ def draw_figure(charts: Sequence[Chart], *, columns: int = 2, heading: str = "",
 def draw_svg(chart: Chart) -> Markup:
     """Return a chart as SVG for a page; a browser shows a line's name when the pointer is on the line."""
     figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))  # SVG has 72 units per inch
-    ax = figure.subplots(gridspec_kw=_MARGINS if not chart.y.names else _MARGINS | {"left": 0.3})
+    ax = figure.subplots()
     text = io.StringIO()
     with matplotlib.rc_context(_SVG):
         chart.draw(ax)
         for label in (ax.xaxis.label, ax.yaxis.label, *ax.get_xticklabels(), *ax.get_yticklabels(), *ax.texts):
             label.set_fontsize(11.5)
+        longest = max((len(label.get_text()) for label in ax.get_yticklabels()), default=0)
+        beyond = max(0, longest - 6) * 7 / _WIDTH  # long numbers need 7 pixels per character
+        figure.subplots_adjust(**_MARGINS | {"left": 0.3 if chart.y.names else _MARGINS["left"] + beyond})
         figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     drawing = text.getvalue().partition("</metadata>")[2].rpartition("</svg>")[0]
     for number, line in enumerate(chart.lines):
