@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import integrate
 
-from jpmhc.spectra.activations import ACTIVATIONS, Activation, get_activation, hermite_expectation, leaky_relu
+from jpmhc.spectra.activations import ACTIVATIONS, Activation, get_activation, leaky_relu
 
 # Written in NumPy here, so that neither functions nor derivatives are taken from the code under test.
 sigmoid = np.vectorize(lambda x: 1 / (1 + math.exp(-x)) if x > -700 else 0.0)
@@ -76,12 +76,6 @@ def test_no_variance_is_the_value_at_zero(name):
     assert float(activation.kappa(0.0)) == pytest.approx(FUNCTIONS[name](0.0) ** 2, abs=1e-14)
     assert float(activation.phi(0.0)) == pytest.approx(FUNCTIONS[name](0.0), abs=1e-14)
     assert math.isfinite(float(activation.psi(0.0)))
-
-
-def test_hard_tanh_closed_form_where_gauss_hermite_fails():
-    assert float(ACTIVATIONS["hard_tanh"].psi(1.0)) == pytest.approx(0.6826894921, abs=1e-9)
-    blurred = hermite_expectation(ACTIVATIONS["hard_tanh"].derivative, torch.ones(1, dtype=torch.float64))
-    assert abs(float(blurred) - 0.6826894921) > 0.02
 
 
 def test_sigmoid_mean_is_one_half_and_batch_is_loop():
