@@ -1,9 +1,8 @@
 """The paper's own constructions, kept as independent checks of what the package solves in other ways."""
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 
@@ -37,27 +36,16 @@ def find_support(spectrum: Tensor, variance: float) -> Tensor:
     margin = variance * w / 2
     bounds = [0.0]
     if s[0] > 0 and variance * float(np.sum(w / s)) < 1:
-        bounds = [at(_bisect(excess, 0.0, max(s[0] - margin[0], 0.5 * s[0])))]
+        bounds = [at(brentq(excess, 0.0, max(s[0] - margin[0], 0.5 * s[0])))]
     for k in range(len(s) - 1):
         low, high = s[k] + margin[k], s[k + 1] - margin[k + 1]
         if low >= high or slope(low) >= 0 or slope(high) <= 0:
             continue
-        bottom = _bisect(slope, low, high)
+        bottom = brentq(slope, low, high)
         if excess(bottom) < 0:
-            bounds += [at(_bisect(excess, *pair)) for pair in ((low, bottom), (bottom, high))]
+            bounds += [at(brentq(excess, *pair)) for pair in ((low, bottom), (bottom, high))]
     high = s[-1] + margin[-1]
     while excess(high) > 0:
         high = s[-1] + 2 * (high - s[-1])
-    bounds.append(at(_bisect(excess, s[-1] + margin[-1], high)))
+    bounds.append(at(brentq(excess, s[-1] + margin[-1], high)))
     return torch.tensor(bounds, dtype=torch.float64).view(-1, 2)
-
-
-def _bisect(function: Callable[[float], float], low: float, high: float) -> float:
-    """Find the root of a function that has different signs at two points, to the last digit."""
-    rising = function(low) < 0
-    while low < (middle := (low + high) / 2) < high:
-        if (function(middle) < 0) == rising:
-            low = middle
-        else:
-            high = middle
-    return middle

@@ -136,13 +136,6 @@ def leaky_relu(slope: float = 0.01) -> Activation:
     )
 
 
-def _hard_tanh_kappa(variance: Tensor) -> Tensor:
-    # With c = 1/√v: v E[Z²; |Z| < c] + P(|Z| > c); the first term is integrated by parts. At v = 0 both terms vanish.
-    c = variance.clamp_min(torch.finfo(torch.float64).tiny).rsqrt()
-    inside = torch.erf(c / math.sqrt(2)) - c * torch.exp(-c.square() / 2) * math.sqrt(2 / math.pi)
-    return variance * inside + torch.erfc(c / math.sqrt(2))
-
-
 def _sigmoid_slope(x: Tensor) -> Tensor:
     return torch.sigmoid(x) * torch.sigmoid(-x)
 
@@ -164,17 +157,7 @@ ACTIVATIONS: dict[str, Activation] = {
         leaky_relu(0.01),
         Activation("tanh", torch.tanh, lambda x: 1 / torch.cosh(x.clamp(-300, 300)).square()),
         Activation("sigmoid", torch.sigmoid, _sigmoid_slope),
-        Activation(
-            "hard_tanh",
-            lambda x: x.clamp(-1, 1),
-            lambda x: (x.abs() < 1).to(x.dtype),
-            kinks=(-1.0, 1.0),
-            closed=(
-                lambda v: torch.erf((2 * v).rsqrt()),
-                _hard_tanh_kappa,
-                torch.zeros_like,
-            ),
-        ),
+        Activation("hard_tanh", lambda x: x.clamp(-1, 1), lambda x: (x.abs() < 1).to(x.dtype), kinks=(-1.0, 1.0)),
         Activation("gelu", functional.gelu, lambda x: torch.special.ndtr(x) + x * _normal_density(x)),
         Activation("silu", functional.silu, lambda x: torch.sigmoid(x) + x * _sigmoid_slope(x)),
     )
