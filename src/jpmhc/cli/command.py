@@ -5,8 +5,8 @@ field. The library does not import tyro: a command makes a form from the library
 turns the result back into the library's dataclass.
 
 tyro reads a command's options from the arguments of its function. By default, tyro prints a box of many lines about a
-wrong command line. The hook `tyro._errors.on_parse_error`, which replaces that box, is not public yet; pyproject.toml
-names the versions of tyro that have it.
+wrong command line. The hook `tyro._errors.on_parse_error`, which replaces that box, and the function that reads a
+field's help are not public yet; pyproject.toml names the versions of tyro that have them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from inspect import cleandoc
 from typing import Any, NoReturn
 
 import tyro
-from docstring_parser import parse_from_object
 from tyro import _errors
 from tyro._arguments import ArgumentDefinition
+from tyro._docstrings import get_field_docstring
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 Form = Any  # an instance of a dataclass that `make_option_form` has derived
@@ -53,15 +53,14 @@ def parse_and_call(function: Callable[..., None], program: str, words: Sequence[
 def make_option_form(default: object, **fields: Field) -> Form:
     """Return a form: an instance of a dataclass derived from the default's, with new annotations and values of fields.
 
-    Its docstring has each field's help on one line, because tyro keeps the line breaks of indented docstrings.
-
-    The default has the values of all other fields; the value of a changed or new field may be another form.
+    The default has the values of all other fields; the value of a changed or new field may be another form. The form's
+    docstring has each field's help on one line, because tyro keeps the line breaks of indented docstrings, and finds
+    comments beside fields only where a class has source code.
     """
     cls: Any = type(default)
     new = [(name, hint, dataclasses.field(default=value)) for name, (hint, value) in fields.items()]
-    parents = [parent for parent in cls.__mro__ if dataclasses.is_dataclass(parent)]
-    options = {one.arg_name: one.description for parent in parents[::-1] for one in parse_from_object(parent).params}
-    lines = [f"    {name}: {' '.join((text or '').split())}" for name, text in options.items()]
+    helps = {field.name: get_field_docstring(cls, field.name, ()) for field in dataclasses.fields(cls)}
+    lines = [f"    {name}: {' '.join((text or '').split())}" for name, text in helps.items()]
     namespace = {"__doc__": "\n".join([cls.__doc__ or "", "", "Args:", *lines]), "_library_class": cls}
     form = dataclasses.make_dataclass(cls.__name__, new, bases=(cls,), frozen=True, namespace=namespace)
     known = {field.name: getattr(default, field.name) for field in dataclasses.fields(cls)}

@@ -136,12 +136,9 @@ class _Text:
 
     text: tuple[Path, ...] = ()
     """Folders with text, or one token folder; by default the Python source of this environment."""
-    cache: Path = Path("out/tokens")
-    """Folder in which token folders are made."""
-    vocabulary: int | None = None
-    """Number of different tokens; by default 16,384, and fewer for a small text."""
-    limit: int | None = None
-    """Stop reading text after about this many tokens."""
+    cache: Path = Path("out/tokens")  # Folder in which token folders are made.
+    vocabulary: int | None = None  # Number of different tokens; by default 16,384, and fewer for a small text.
+    limit: int | None = None  # Stop reading text after about this many tokens.
 
 
 def _language_form(default: LanguageExperiment) -> tuple[Form, Reader]:

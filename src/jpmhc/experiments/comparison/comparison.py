@@ -23,28 +23,22 @@ from jpmhc.mixers import MIXERS
 class Comparison:
     """The settings of a comparison: arms × learning rates × seeds on one experiment."""
 
-    experiment: Experiment = field(default_factory=LanguageExperiment)
-    """The experiment that all runs repeat."""
+    experiment: Experiment = field(default_factory=LanguageExperiment)  # The experiment that all runs repeat.
     arms: tuple[str, ...] = (PLAIN, *MIXERS)
     """Arms to train: plain, or a mixer, and options such as cayley:streams=2,read=sigmoid. More can be added later."""
     learning_rates: tuple[float, ...] = ()
     """Learning rates. The first seed is trained with all learning rates, the other seeds with the arm's best one. If
     none is named, the experiment's default is used."""
-    seeds: tuple[int, ...] = (0,)
-    """Seeds of initial weights and of the order of the data. More can be added later."""
+    seeds: tuple[int, ...] = (0,)  # Seeds of initial weights and of the order of the data. More can be added later.
     baselines: tuple[str, ...] = (PLAIN, "identity")
     """Arms whose losses are subtracted from the others' seed by seed; arms that were not trained are left out."""
-    processes: int = 1
-    """Number of runs trained at the same time, on the same GPU."""
+    processes: int = 1  # Number of runs trained at the same time, on the same GPU.
     minutes: float | None = None
     """Time limit of the command. No run is started that cannot end in time, and unfinished runs are saved for the next
     command."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to train on."""
-    out: Path = Path("out/compare")
-    """Folder of the comparison. Its finished runs are not repeated."""
-    runs: tuple[Path, ...] = ()
-    """Files comparison.json of other folders with the same settings; their runs are copied."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # Device to train on.
+    out: Path = Path("out/compare")  # Folder of the comparison. Its finished runs are not repeated.
+    runs: tuple[Path, ...] = ()  # Files comparison.json of other folders with the same settings; their runs are copied.
 
     def __post_init__(self) -> None:
         for name in ("arms", "baselines"):

@@ -45,38 +45,27 @@ _MIXING_ROWS = 2
 class LanguageExperiment(Experiment):
     """A decoder that is trained on text."""
 
-    tokens: Path = Path("out/tokens")
-    """Folder with the tokens of the text."""
+    tokens: Path = Path("out/tokens")  # Folder with the tokens of the text.
     model: DecoderConfig = field(default_factory=lambda: DecoderConfig(streams=4))
     """The decoder; its fields are options without the prefix "model."."""
-    batch: int = 32
-    """Rows per step."""
-    steps: int = 1800
-    """Optimiser steps."""
-    epochs: int = 1
-    """Number of times that training may read each token."""
+    batch: int = 32  # Rows per step.
+    steps: int = 1800  # Optimiser steps.
+    epochs: int = 1  # Number of times that training may read each token.
     lr: float = 2e-3
     """Highest learning rate, unless the comparison names others. The rate rises linearly during the warm-up and then
     falls to a tenth along a cosine."""
-    warmup: int = 200
-    """Number of steps in which the learning rate rises."""
+    warmup: int = 200  # Number of steps in which the learning rate rises.
     optimizer: Literal["adamw", "muon"] = "adamw"
     """Optimiser of the matrices in attention and feed-forward layers; all other parameters have AdamW."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Decay of AdamW's moments."""
-    weight_decay: float = 0.1
-    """Decoupled weight decay of matrices; mixing logits and other vectors do not decay."""
-    clip: float = 1.0
-    """Norm to which larger gradients are clipped."""
+    betas: tuple[float, float] = (0.9, 0.95)  # Decay of AdamW's moments.
+    weight_decay: float = 0.1  # Decoupled weight decay of matrices; mixing logits and other vectors do not decay.
+    clip: float = 1.0  # Norm to which larger gradients are clipped.
     time_factor: float = 1.5
     """Steps of the arm plain-long for each step of the other arms. Choose the time of a step with streams divided by
     the time of a plain step."""
-    evaluate_every: int = 300
-    """Steps between measurements on validation text."""
-    validation_rows: int = 256
-    """Rows of validation text for each measurement during training."""
-    final_validation_rows: int = 2048
-    """Rows of validation text for the measurement at the end."""
+    evaluate_every: int = 300  # Steps between measurements on validation text.
+    validation_rows: int = 256  # Rows of validation text for each measurement during training.
+    final_validation_rows: int = 2048  # Rows of validation text for the measurement at the end.
     compile: Literal["auto", "no", "default", "reduce-overhead"] = "auto"
     """Mode of torch.compile; auto means default on CUDA and no elsewhere."""
 

@@ -41,19 +41,15 @@ class Choices:
     variants: int | None = None
     """Number of randomly drawn variants of each puzzle to answer; None: all. Fewer variants are faster, with a sampling
     error that is reported."""
-    sample_seed: int = 0
-    """Seed of the random choice of variants."""
-    batch: int = 256
-    """Rows answered at a time on each process."""
+    sample_seed: int = 0  # Seed of the random choice of variants.
+    batch: int = 256  # Rows answered at a time on each process.
     weights: Literal["average", "last"] = "average"
     """Weights to use: the running average, or the weights of the last step."""
     tries: int = 1
     """Tries per row: the first without noise, the others with noise in the model's states. The answer is the one that
     the halting head trusts most. Each try costs as much as an evaluation without noise."""
-    noise: float | None = None
-    """Standard deviation of the noise of --tries, relative to the states; None: 0.3."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to compute on."""
+    noise: float | None = None  # Standard deviation of the noise of --tries, relative to the states; None: 0.3.
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # Device to compute on.
     compile: bool = False
     """Whether to compile the model, which takes half a minute and pays off in evaluations of several minutes."""
     task_options: TaskOptions = field(default_factory=dict)
@@ -83,10 +79,8 @@ class Choices:
 class EvaluateConfig(Choices):
     """The settings of an evaluation."""
 
-    runs: tuple[Path, ...] = ()
-    """Folders of checkpoints, or of runs, whose newest checkpoint is used."""
-    pool: bool = False
-    """Whether to score also the votes of all checkpoints together (ARC)."""
+    runs: tuple[Path, ...] = ()  # Folders of checkpoints, or of runs, whose newest checkpoint is used.
+    pool: bool = False  # Whether to score also the votes of all checkpoints together (ARC).
     out: Path | None = None
     """File for the results; None: a file in the run's folder, named after the step and the options."""
 
@@ -95,10 +89,8 @@ class EvaluateConfig(Choices):
 class PredictConfig(Choices):
     """The settings of a prediction."""
 
-    run: Path | None = None
-    """Folder of a checkpoint, or of a run, whose newest checkpoint is used."""
-    tasks: tuple[str, ...] = ()
-    """Names of the tasks to answer; empty: all tasks that the run tests."""
+    run: Path | None = None  # Folder of a checkpoint, or of a run, whose newest checkpoint is used.
+    tasks: tuple[str, ...] = ()  # Names of the tasks to answer; empty: all tasks that the run tests.
     out: Path | None = None
     """File for the answers, in the format of ARC Prize; None: a file in the run's folder, named after the step and the
     options."""

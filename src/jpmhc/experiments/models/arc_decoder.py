@@ -29,22 +29,14 @@ PARTS = (0.25, 0.375, 0.375)  # shares of a head's rotations that depend on part
 class ArcDecoderConfig(ConnectionConfig):
     """Size and connections of the ARC decoder."""
 
-    dim: int = 768
-    """Width of a stream."""
-    layers: int = 8
-    """Number of blocks; each has an attention and a feed-forward layer, with a connection around each."""
-    heads: int = 12
-    """Number of attention heads."""
-    inner: int = 3072
-    """Inner width of the gated feed-forward layers."""
-    dropout: float = 0.1
-    """Fraction of the embeddings and of every sublayer's output that training sets to zero."""
-    rotary_base: float = 100.0
-    """Number of rows or columns in which the slowest rotation turns by about one radian."""
-    qk_norm: bool = False
-    """Whether to normalise queries and keys."""
-    compute: Literal["float32", "bfloat16"] = "float32"
-    """Type of activations; weights are always float32."""
+    dim: int = 768  # Width of a stream.
+    layers: int = 8  # Number of blocks; each has an attention and a feed-forward layer, with a connection around each.
+    heads: int = 12  # Number of attention heads.
+    inner: int = 3072  # Inner width of the gated feed-forward layers.
+    dropout: float = 0.1  # Fraction of the embeddings and of every sublayer's output that training sets to zero.
+    rotary_base: float = 100.0  # Number of rows or columns in which the slowest rotation turns by about one radian.
+    qk_norm: bool = False  # Whether to normalise queries and keys.
+    compute: Literal["float32", "bfloat16"] = "float32"  # Type of activations; weights are always float32.
 
     def __post_init__(self) -> None:
         for name in ("dim", "layers", "heads", "inner"):

@@ -25,15 +25,12 @@ POST_NORMS: dict[str, PostNorm | None] = {"stream": "rms", "layer": "layer", "ca
 class ConnectionConfig:
     """Width, streams and mixers of a model's residual connections."""
 
-    dim: int = 512
-    """Width of a stream."""
+    dim: int = 512  # Width of a stream.
     mixer: str = "identity"
     """Mixer of the hyper-connections: a name in jpmhc.MIXERS or MODULE:CLASS. The identity with one stream is the plain
     residual connection."""
-    streams: int = 1
-    """Number of parallel residual streams."""
-    mixer_dynamic: bool = True
-    """Whether mixing coefficients depend on the token; otherwise they are parameters."""
+    streams: int = 1  # Number of parallel residual streams.
+    mixer_dynamic: bool = True  # Whether mixing coefficients depend on the token; otherwise they are parameters.
     mixer_form: Literal["exact", "paper", "counted"] = "exact"
     """Defaults of the mixer's options. exact: exact projections, and the same norm and constraints for all mixers;
     paper: as in the paper's table of variants; counted: as paper, with the parameters of the paper's table of
@@ -50,29 +47,22 @@ class ConnectionConfig:
     """For sinkhorn: iterations k of gauss_seidel. None: from the paper's formula, 16 for four streams."""
     mixer_scale: float | None = None
     """For cayley (the paper's α), rotation and orthostochastic: factor of the logits. None: the mixer's default."""
-    mixer_rank: int | None = None
-    """For grassmann: rank p of the frames. None: half the streams."""
-    mixer_size: int | None = None
-    """For permutation: number of permutations K. None: two more than streams."""
-    mixer_basis: tuple[tuple[int, ...], ...] | None = None
-    """For permutation: the permutations themselves."""
+    mixer_rank: int | None = None  # For grassmann: rank p of the frames. None: half the streams.
+    mixer_size: int | None = None  # For permutation: number of permutations K. None: two more than streams.
+    mixer_basis: tuple[tuple[int, ...], ...] | None = None  # For permutation: the permutations themselves.
     mixer_frames: Literal["dynamic", "static"] | None = None
     """For grassmann: frames that depend on the token (dynamic), or parameters that a Riemannian optimiser moves
     (static). None: as mixer-dynamic says."""
     mixer_norm: Literal["layer", "rms"] | None = None
     """Norm before the projection to mixing coefficients. None: as mixer-form says (exact: rms)."""
-    mixer_read: Gate | None = None
-    """Constraint of the read coefficients. None: as mixer-form says (exact: softmax)."""
-    mixer_write: Gate | None = None
-    """Constraint of the write coefficients. None: as mixer-form says (exact: sigmoid)."""
-    mixer_temperature: float = 1.0
-    """Temperature of the read and write softmax."""
+    mixer_read: Gate | None = None  # Constraint of the read coefficients. None: as mixer-form says (exact: softmax).
+    mixer_write: Gate | None = None  # Constraint of the write coefficients. None: as mixer-form says (exact: sigmoid).
+    mixer_temperature: float = 1.0  # Temperature of the read and write softmax.
     mixer_write_scale: float = 1.0
     """Factor of a sublayer's output before it is written to the streams: the paper's output scale s."""
     mixer_eps: float = 1e-6
     """Added under the root of the connections' norms (the plain recursive model's norms have 1e-5)."""
-    kernels: Literal["auto", "fused", "reference"] = "auto"
-    """Implementation of the hyper-connections."""
+    kernels: Literal["auto", "fused", "reference"] = "auto"  # Implementation of the hyper-connections.
 
     def __post_init__(self) -> None:
         for name in ("dim", "streams"):

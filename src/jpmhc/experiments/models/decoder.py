@@ -23,32 +23,23 @@ MULTIPLE = 16  # inner widths are multiples of this, for the tensor cores
 class DecoderConfig(ConnectionConfig):
     """Size and connections of the language decoder."""
 
-    dim: int = 384
-    """Width of a stream."""
-    layers: int = 8
-    """Number of blocks; each has an attention and a feed-forward layer, with a connection around each."""
-    heads: int = 6
-    """Number of attention heads."""
-    length: int = 1024
-    """Tokens per row."""
-    vocabulary: int = 2**14
-    """Number of different tokens."""
+    dim: int = 384  # Width of a stream.
+    layers: int = 8  # Number of blocks; each has an attention and a feed-forward layer, with a connection around each.
+    heads: int = 6  # Number of attention heads.
+    length: int = 1024  # Tokens per row.
+    vocabulary: int = 2**14  # Number of different tokens.
     positions: Literal["rotary", "learned"] = "rotary"
     """Position embeddings: rotations of queries and keys, or learned vectors that are added to token embeddings."""
-    qk_norm: bool = True
-    """Whether to normalise queries and keys."""
+    qk_norm: bool = True  # Whether to normalise queries and keys.
     feed_forward: Literal["swiglu", "gelu"] = "swiglu"
     """Activation of the feed-forward layers; swiglu, which is gated, has two thirds of the inner width."""
-    expansion: float = 4.0
-    """Expansion of feed-forward layers: the inner width of gelu is expansion · dim."""
-    embedding_std: float = 0.02
-    """Standard deviation of the initial token embeddings."""
+    expansion: float = 4.0  # Expansion of feed-forward layers: the inner width of gelu is expansion · dim.
+    embedding_std: float = 0.02  # Standard deviation of the initial token embeddings.
     extra_inner: int = 0
     """Number of inner features to add to the feed-forward layers in total, to match another model's parameters."""
     mixer_delayed: bool = False
     """Whether each sublayer reads with the coefficients that the previous connection computed."""
-    compute: Literal["float32", "bfloat16"] = "float32"
-    """Type of activations; weights are always float32."""
+    compute: Literal["float32", "bfloat16"] = "float32"  # Type of activations; weights are always float32.
 
     def __post_init__(self) -> None:
         for name in ("dim", "layers", "heads", "length", "vocabulary"):

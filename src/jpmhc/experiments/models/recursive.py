@@ -48,38 +48,29 @@ _COUNTS = ["dim", "heads", "layers", "inner_multiple", "puzzle_slots", "h_cycles
 class RecursiveConfig(ConnectionConfig):
     """Size, recursion and connections of the model; the defaults are the public TRM's on ARC."""
 
-    heads: int = 8
-    """Number of attention heads."""
+    heads: int = 8  # Number of attention heads.
     layers: int = 2
     """Number of blocks of the weight-tied network; each has a layer between positions and a feed-forward layer."""
     between_positions: Literal["attention", "mlp"] = "attention"
     """The layer between positions: rotary attention, or a feed-forward layer over all positions of a row."""
     expansion: float = 4.0
     """Expansion of feed-forward layers: their gated inner width is two thirds of expansion · dim."""
-    inner_multiple: int = 256
-    """Number to whose multiples the inner width is rounded up."""
-    puzzle_slots: int = 16
-    """Number of positions before the grid; the first gets the puzzle's vector, the others zeros."""
-    h_cycles: int = 3
-    """Outer cycles per supervision step; gradients pass through the last cycle only."""
-    l_cycles: int = 4
-    """Inner cycles per outer cycle."""
-    halt_max_steps: int = 16
-    """Largest number of supervision steps per row; evaluation always takes this number."""
+    inner_multiple: int = 256  # Number to whose multiples the inner width is rounded up.
+    puzzle_slots: int = 16  # Number of positions before the grid; the first gets the puzzle's vector, the others zeros.
+    h_cycles: int = 3  # Outer cycles per supervision step; gradients pass through the last cycle only.
+    l_cycles: int = 4  # Inner cycles per outer cycle.
+    halt_max_steps: int = 16  # Largest number of supervision steps per row; evaluation always takes this number.
     halt_exploration: float = 0.1
     """Probability that a row may not halt before a random number of steps (from 2 to the maximum)."""
-    halting_weight: float = 0.5
-    """Weight of the halting head's loss."""
+    halting_weight: float = 0.5  # Weight of the halting head's loss.
     stream_norm: Literal["stream", "layer", "call"] = "stream"
     """Normalisation of the streams. stream: each stream after every write, by an RMS norm without weights; layer: the
     same by a layer norm with weights, as in the paper's figure; call: once at the end of a call of the network."""
     stream_span: Literal["call", "recursion"] = "call"
     """Period in which streams stay separate: one call of the network, or the whole recursion, whose states then have
     streams."""
-    attend: Attend = "auto"
-    """Attention kernel; auto leaves the choice to PyTorch."""
-    compute: Literal["float32", "bfloat16"] = "float32"
-    """Type of activations; weights are always float32."""
+    attend: Attend = "auto"  # Attention kernel; auto leaves the choice to PyTorch.
+    compute: Literal["float32", "bfloat16"] = "float32"  # Type of activations; weights are always float32.
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

@@ -40,20 +40,15 @@ _REASONS = {
 class ImportConfig:
     """The settings of an import."""
 
-    file: Path | None = None
-    """The checkpoint, such as step_518071."""
+    file: Path | None = None  # The checkpoint, such as step_518071.
     identifiers: Path | None = None
     """The identifiers.json of the model's training data, which names the puzzle of each row of the puzzle table."""
-    config: Path | None = None
-    """The all_config.yaml from the checkpoint's folder."""
-    out: Path | None = None
-    """Folder of the new run."""
+    config: Path | None = None  # The all_config.yaml from the checkpoint's folder.
+    out: Path | None = None  # Folder of the new run.
     mixer: str | None = None
     """Mixer of hyper-connections to add to the model, whose outputs stay equal; None: no hyper-connections."""
-    streams: int | None = None
-    """Number of residual streams of the hyper-connections; None: four."""
-    task_options: TaskOptions = field(default_factory=dict)
-    """Options of the model's task by name."""
+    streams: int | None = None  # Number of residual streams of the hyper-connections; None: four.
+    task_options: TaskOptions = field(default_factory=dict)  # Options of the model's task by name.
 
 
 @dataclass(frozen=True)

@@ -52,82 +52,56 @@ _BINDING = ("task.", "model.", "batch", "seed")  # settings that must not change
 class TrainConfig:
     """The settings of a training run of the recursive model."""
 
-    preset: Preset = "laptop"
-    """The preset of all other defaults."""
-    task: TaskConfig = field(default_factory=TASKS["sudoku"])
-    """The task that the model learns."""
+    preset: Preset = "laptop"  # The preset of all other defaults.
+    task: TaskConfig = field(default_factory=TASKS["sudoku"])  # The task that the model learns.
     model: RecursiveConfig = field(default_factory=RecursiveConfig)
     """The model; its fields are options without the prefix "model."."""
 
-    steps: int = 1000
-    """Number of optimiser steps; each is one supervision step."""
+    steps: int = 1000  # Number of optimiser steps; each is one supervision step.
     stop_at: int | None = None
     """Step after which to stop early, without a change of the learning rates; None: the last step. --resume latest
     continues to the last step."""
-    batch: int = 768
-    """Rows per step, over all processes."""
+    batch: int = 768  # Rows per step, over all processes.
     accumulate: int = 1
     """Number of parts into which each process divides its rows, to process them one after the other in less memory."""
-    lr: float = 1e-4
-    """Learning rate of AdamAtan2."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Decay of AdamAtan2's moments."""
-    weight_decay: float = 0.1
-    """Decoupled weight decay of matrices; mixing logits, norms and biases do not decay."""
-    decay_everything: bool = False
-    """Whether mixing logits, norms and biases decay, too."""
+    lr: float = 1e-4  # Learning rate of AdamAtan2.
+    betas: tuple[float, float] = (0.9, 0.95)  # Decay of AdamAtan2's moments.
+    weight_decay: float = 0.1  # Decoupled weight decay of matrices; mixing logits, norms and biases do not decay.
+    decay_everything: bool = False  # Whether mixing logits, norms and biases decay, too.
     clip: float | None = None
     """Norm to which larger gradients of AdamAtan2's parameters are clipped; None: no clipping."""
-    warmup: int = 2000
-    """Number of steps in which all learning rates rise linearly."""
-    decay_at: tuple[float, ...] = ()
-    """Fractions of the run at which the learning rates drop."""
-    decay_to: tuple[float, ...] = ()
-    """Factor of the base learning rates after each drop, between 0 and 1."""
-    puzzle_lr: float = 1e-2
-    """Learning rate of the puzzle table (SignSGD on the rows in the batch)."""
-    puzzle_weight_decay: float = 0.1
-    """Weight decay of the puzzle table's rows in the batch."""
-    frame_lr: float = 1e-2
-    """Learning rate of the Riemannian optimiser of Grassmann frames."""
-    frame_iterations: int = 2
-    """Iterations of the Riemannian optimiser's Cayley retraction."""
+    warmup: int = 2000  # Number of steps in which all learning rates rise linearly.
+    decay_at: tuple[float, ...] = ()  # Fractions of the run at which the learning rates drop.
+    decay_to: tuple[float, ...] = ()  # Factor of the base learning rates after each drop, between 0 and 1.
+    puzzle_lr: float = 1e-2  # Learning rate of the puzzle table (SignSGD on the rows in the batch).
+    puzzle_weight_decay: float = 0.1  # Weight decay of the puzzle table's rows in the batch.
+    frame_lr: float = 1e-2  # Learning rate of the Riemannian optimiser of Grassmann frames.
+    frame_iterations: int = 2  # Iterations of the Riemannian optimiser's Cayley retraction.
     frame_adaptive: bool = False
     """Whether the Riemannian optimiser scales its momentum by second moments, as Adam does."""
-    ema: float = 0.999
-    """Decay of the averaged weights that are evaluated; 0: evaluate the weights of the last step."""
-    seed: int = 0
-    """Seed of initial weights and of exploration in halting; the task has its own seed."""
+    ema: float = 0.999  # Decay of the averaged weights that are evaluated; 0: evaluate the weights of the last step.
+    seed: int = 0  # Seed of initial weights and of exploration in halting; the task has its own seed.
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to train on."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # Device to train on.
     threads: int | None = None
     """Number of CPU threads per process; None: PyTorch's default, one per core. Small models are as fast with one
     thread, and much faster if the cores are busy with other work."""
-    compile: bool = False
-    """Whether to compile the step."""
+    compile: bool = False  # Whether to compile the step.
     strategy: Strategy = "ddp"
     """Strategy of several processes (started with torchrun): replicas (ddp), or DeepSpeed's ZeRO stages."""
     patience: float = PATIENCE
     """Seconds that processes wait for a process that does not answer before they end the run."""
 
-    out: Path = Path("out/train")
-    """Folder of the run, for configuration, log and checkpoints."""
+    out: Path = Path("out/train")  # Folder of the run, for configuration, log and checkpoints.
     resume: str = "no"
     """Checkpoint to resume. no: start a new run; latest: the newest checkpoint; intact: the newest undamaged one; auto:
     latest, or a new run if there is no checkpoint; or the folder of a checkpoint or of another run."""
-    checkpoint_every: int = 1000
-    """Steps between checkpoints; one is always written at the end."""
-    keep: int = 2
-    """Number of newest checkpoints to keep."""
-    log_every: int = 10
-    """Steps between lines of the log."""
-    evaluate_every: int = 0
-    """Steps between evaluations on test rows; 0: only at the end."""
-    evaluate_variants: int | None = None
-    """Number of variants of each test puzzle in these evaluations; None: all."""
-    evaluate_batch: int = 256
-    """Rows per evaluation batch on each process."""
+    checkpoint_every: int = 1000  # Steps between checkpoints; one is always written at the end.
+    keep: int = 2  # Number of newest checkpoints to keep.
+    log_every: int = 10  # Steps between lines of the log.
+    evaluate_every: int = 0  # Steps between evaluations on test rows; 0: only at the end.
+    evaluate_variants: int | None = None  # Number of variants of each test puzzle in these evaluations; None: all.
+    evaluate_batch: int = 256  # Rows per evaluation batch on each process.
 
     def __post_init__(self) -> None:
         for name in (*_COUNTS, "evaluate_variants", "threads", "stop_at"):
@@ -189,51 +163,32 @@ class ArcDecoderRun:
     """The puzzles and their variants."""
     model: ArcDecoderConfig = field(default_factory=ArcDecoderConfig)
     """The model; its fields are options without the prefix "model."."""
-    epochs: int = 90
-    """Number of times that training sees every pair, each time in a random variant."""
-    tokens: int = 12_288
-    """Tokens per step, into which several pairs are packed."""
-    predict_inputs: bool = True
-    """Whether training also predicts the tokens of input grids, as the public decoder does."""
-    lr: float = 1.66e-3
-    """Highest learning rate of NorMuon, for the matrices of attention and feed-forward layers."""
-    other_lr: float = 3e-4
-    """Highest learning rate of AdamW, for all other parameters."""
+    epochs: int = 90  # Number of times that training sees every pair, each time in a random variant.
+    tokens: int = 12_288  # Tokens per step, into which several pairs are packed.
+    predict_inputs: bool = True  # Whether training also predicts the tokens of input grids, as the public decoder does.
+    lr: float = 1.66e-3  # Highest learning rate of NorMuon, for the matrices of attention and feed-forward layers.
+    other_lr: float = 3e-4  # Highest learning rate of AdamW, for all other parameters.
     weight_decay: float = 0.1
     """Decoupled weight decay of feed-forward matrices and of the projections of hyper-connections."""
-    light_weight_decay: float = 0.01
-    """Decoupled weight decay of attention, of the embeddings and of the last layer."""
-    clip: float = 1.0
-    """Norm to which larger gradients are clipped."""
-    warmup: float = 0.02
-    """Share of the run in which the learning rates rise."""
-    decay: float = 0.2
-    """Share of the run, at its end, in which the learning rates fall to zero."""
-    seed: int = 0
-    """Seed of initial weights, order of pairs and dropout; the task has its own seed."""
+    light_weight_decay: float = 0.01  # Decoupled weight decay of attention, of the embeddings and of the last layer.
+    clip: float = 1.0  # Norm to which larger gradients are clipped.
+    warmup: float = 0.02  # Share of the run in which the learning rates rise.
+    decay: float = 0.2  # Share of the run, at its end, in which the learning rates fall to zero.
+    seed: int = 0  # Seed of initial weights, order of pairs and dropout; the task has its own seed.
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to train on."""
-    threads: int | None = None
-    """Number of CPU threads; None: PyTorch's default."""
-    compile: Literal["auto", "yes", "no"] = "auto"
-    """Whether to compile the step; auto: on CUDA, which needs it."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # Device to train on.
+    threads: int | None = None  # Number of CPU threads; None: PyTorch's default.
+    compile: Literal["auto", "yes", "no"] = "auto"  # Whether to compile the step; auto: on CUDA, which needs it.
     record: Literal["auto", "yes", "no"] = "auto"
     """Whether to record the step as a CUDA graph, so that the host need not launch its kernels; auto: on CUDA."""
-    out: Path = Path("out/arc-decoder")
-    """Folder of the run, for configuration, log, checkpoint and score."""
-    resume: bool = False
-    """Whether to resume the run in the folder."""
+    out: Path = Path("out/arc-decoder")  # Folder of the run, for configuration, log, checkpoint and score.
+    resume: bool = False  # Whether to resume the run in the folder.
     minutes: float | None = None
     """Minutes after which the run saves a checkpoint and stops; --resume continues it. None: no limit."""
-    save_minutes: float = 4.0
-    """Minutes between checkpoints; one is always written at the end."""
-    log_every: int = 50
-    """Steps between lines of the log."""
-    evaluate_variants: int | None = 80
-    """Number of variants of each test that the final evaluation answers; None: all."""
-    slots: int = 1024
-    """Number of answers that are written at the same time."""
+    save_minutes: float = 4.0  # Minutes between checkpoints; one is always written at the end.
+    log_every: int = 50  # Steps between lines of the log.
+    evaluate_variants: int | None = 80  # Number of variants of each test that the final evaluation answers; None: all.
+    slots: int = 1024  # Number of answers that are written at the same time.
 
     def __post_init__(self) -> None:
         for name in _DECODER_COUNTS:

@@ -52,22 +52,19 @@ class ArcConfig(TaskConfig):
     """Folder of ARC JSON files to train on as well, with demonstrations and tests (such as ConceptARC)."""
     evaluation_tasks: Path | None = None
     """Folder of ARC JSON files to evaluate instead of the public evaluation puzzles; their tests may lack outputs."""
-    tasks: tuple[str, ...] = ()
-    """Names of the puzzles to use; empty: all."""
+    tasks: tuple[str, ...] = ()  # Names of the puzzles to use; empty: all.
     test_on: Tested = "evaluation"
     """Puzzles whose tests are evaluated. Training sees the tests of the training puzzles, so these measure memory."""
     augmentations: int = 1000
     """Number of variants per puzzle besides the puzzle itself; fewer if a puzzle has fewer different variants."""
-    keep_answer_colours: bool = False
-    """Whether variants keep colours that appear only in a puzzle's outputs."""
+    keep_answer_colours: bool = False  # Whether variants keep colours that appear only in a puzzle's outputs.
     variants_from: Path | None = None
     """The identifiers.json of a published model, whose variants and identifiers are used instead of random variants."""
     translate: bool = True
     """Whether to move the grids of each training pair together to a random position; one pair per variant stays."""
     side: int = LARGEST
     """Rows and columns of the square that grids are written on; puzzles with larger grids are left out."""
-    seed: int = 0
-    """Seed of variants, translations and order."""
+    seed: int = 0  # Seed of variants, translations and order.
 
     votes: ClassVar[bool] = True
     Overrides: ClassVar[type] = ArcOverrides

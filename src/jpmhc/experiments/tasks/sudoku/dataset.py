@@ -33,18 +33,13 @@ _ORDER, _SPLIT, _CLUES, _VARY, _TEST = range(5)  # words of the random numbers' 
 class SudokuConfig(TaskConfig):
     """The size and number of the puzzles to generate."""
 
-    size: Literal[4, 6, 9] = 4
-    """Number of digits, rows and columns."""
+    size: Literal[4, 6, 9] = 4  # Number of digits, rows and columns.
     puzzles: int = 1000
     """Number of training puzzles; each is varied by random symmetries of the grid whenever it is shown."""
-    test_puzzles: int = 500
-    """Number of test puzzles, whose solutions training never shows."""
-    test_share: float = 0.25
-    """Share of the classes of equivalent solutions that are kept for test puzzles."""
-    extra_clues: int = 2
-    """Largest number of clues to add to a puzzle's minimal set of clues."""
-    seed: int = 0
-    """Seed of puzzles, split and order."""
+    test_puzzles: int = 500  # Number of test puzzles, whose solutions training never shows.
+    test_share: float = 0.25  # Share of the classes of equivalent solutions that are kept for test puzzles.
+    extra_clues: int = 2  # Largest number of clues to add to a puzzle's minimal set of clues.
+    seed: int = 0  # Seed of puzzles, split and order.
 
     def __post_init__(self) -> None:
         geometry = grids.Geometry(self.size)
