@@ -95,10 +95,8 @@ class DemoRun:
     start: list[float] = field(default_factory=list)
     # singular values of the product of all skips after training, averaged over examples. [streams]
     product: list[float] = field(default_factory=list)
-    fresh: Spectra | None = (
-        None  # the Jacobian's spectra before training, recorded in the plain network's first run only
-    )
-    spectra: Spectra | None = None  # the Jacobian's spectra after training, recorded in each model's first run only
+    fresh: Spectra | None = None  # the Jacobian's spectra before training, in the plain network's first run only
+    spectra: Spectra | None = None  # the Jacobian's spectra after training, in each model's first run only
 
 
 def run_demo(config: DemoConfig, report: Callable[[str, int, int], None] | None = None) -> list[DemoRun]:
