@@ -145,8 +145,8 @@ def main() -> None:
             comparison = dataclasses.replace(
                 comparison, processes=arguments.processes, minutes=arguments.minutes, device=arguments.device
             )
-            display = Display()
-            compare(comparison, lambda job, now: display.show(f"{name}: {job}", now.step, now.steps), print)  # noqa: B023
+            with Display() as display:
+                compare(comparison, lambda job, now: display.show(f"{name}: {job}", now.step, now.steps), print)  # noqa: B023
             print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
         elif (arguments.out / name / "runs").is_dir():
             result = collect(comparison)
