@@ -81,16 +81,13 @@ def widen_halves(tensor: Tensor) -> Tensor:
 @contextmanager
 def _kept_random_state() -> Iterator[None]:
     """Restore the random states of torch, Python and NumPy at the end of the context."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        yield
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):
+            yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
-        torch.set_rng_state(states[2])
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
 
 
 @dataclass
