@@ -5,7 +5,7 @@ the share of tokens at which the lens's most likely next token is the one that t
 
     python benchmarks/check_lens.py
 
-takes about five minutes on one core and writes benchmarks/results/lens.csv.
+takes two minutes on one core and writes benchmarks/results/lens.csv.
 """
 
 import argparse
