@@ -227,7 +227,10 @@ NETWORKS: dict[str, Callable[[], Iterator[Stage]]] = {
     "llama-plain": partial(train_llama, PLAIN),
     "llama-cayley": partial(train_llama, "cayley"),
     "recursive-plain": partial(train_recursive, PLAIN),
+    "recursive-rotation": partial(train_recursive, "rotation"),
     "recursive-cayley": partial(train_recursive, "cayley"),
+    "recursive-sinkhorn": partial(train_recursive, "sinkhorn"),
+    "recursive-unconstrained": partial(train_recursive, "unconstrained"),
 }
 
 
