@@ -108,7 +108,8 @@ def time_model(mixer: str | None, options: argparse.Namespace) -> dict[str, obje
     found = jpmhc.diagnose(model, tokens, say=lambda sentence: print(sentence, flush=True), seconds=options.seconds)
     took = time.perf_counter() - begin
     print(f"\n{found}\n", flush=True)
-    peak = torch.cuda.max_memory_allocated() if options.device == "cuda" else _peak_bytes()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = torch.cuda.max_memory_allocated() if options.device == "cuda" else peak
     error = found.whole.error(lambda spectrum: spectrum.quantile(0.5))
     return {
         "model": mixer or "plain",
@@ -127,10 +128,6 @@ def time_model(mixer: str | None, options: argparse.Namespace) -> dict[str, obje
         "largest_eigenvalue": round(float(found.modes.eigenvalues[0]), 2) if found.modes else "",
         "notes": "; ".join(found.notes),
     }
-
-
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def main() -> None:

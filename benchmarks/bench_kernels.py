@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from harness import RESULTS, milliseconds, write_csv
+from harness import RESULTS, captured, milliseconds, write_csv
 from jpmhc import mixers
 from jpmhc.connections import fused as kernels
 from jpmhc.connections import gates, reference
@@ -143,20 +143,6 @@ def extra_memory(run: Callable[[], object], kept: int) -> float:
     run()
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - before - kept) / 2**20
-
-
-def captured(run: Callable[[], object]) -> tuple[torch.cuda.CUDAGraph, object]:
-    """The run as a CUDA graph, and what it returned: replays cost no time on the host."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = run()
-    return graph, result
 
 
 def replay_equals_eager(spec: Spec) -> bool:

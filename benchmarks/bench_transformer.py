@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jpmhc
-from harness import RESULTS, interleaved, milliseconds, read_csv, write_csv, write_table
+from harness import RESULTS, captured, interleaved, milliseconds, read_csv, write_csv, write_table
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float32
@@ -263,14 +263,8 @@ def time_decoding(mixers: list[str], dims: list[int]) -> list[dict[str, Any]]:
                 many = [milliseconds(lambda c=c, s=seams: s(c), 30, 5, DEVICE) for c in (1, 21)]
                 row["eager_us"] = round((many[1] - many[0]) / 20 * 1e3, 1)
                 if DEVICE == "cuda":
-                    replays = []
-                    for count in (1, 21):
-                        graph = torch.cuda.CUDAGraph()
-                        seams(count)
-                        torch.cuda.synchronize()
-                        with torch.cuda.graph(graph):
-                            seams(count)
-                        replays.append(milliseconds(graph.replay, 50, 5, DEVICE))
+                    graphs = [captured(lambda c=c, s=seams: s(c))[0] for c in (1, 21)]
+                    replays = [milliseconds(graph.replay, 50, 5, DEVICE) for graph in graphs]
                     row["graph_us"] = round((replays[1] - replays[0]) / 20 * 1e3, 1)
                 rows.append(row)
                 print(row, flush=True)

@@ -51,7 +51,8 @@ def render_runs(runs: Sequence[RunRecord]) -> str:
     names, groups = name_runs(runs), group_runs(runs)
     title = f"Run {names[0]}" if len(runs) == 1 else f"{len(runs)} runs"
     notes = [f"{name}: {note}." for name, run in zip(names, runs) for note in run.notes]
-    training = [*draw_logged(groups, "train"), _draw_rates(groups), _draw_layers(groups)]
+    rates = Chart("learning rate", draw_lines(groups, find_rates), _STEP, Axis("rate of AdamAtan2"))
+    training = [*draw_logged(groups, "train"), rates, _draw_layers(groups)]
     held_out = [*draw_logged(groups, "evaluate"), _draw_attempts(groups)]
     sections = [
         Section("Summary", notes, [_summarize(names, runs), *_tabulate_spread(groups)]),
@@ -154,10 +155,6 @@ def find_rates(run: RunRecord) -> tuple[np.ndarray, np.ndarray]:
             if isinstance(change, dict) and change.get("name") == "lr":
                 base[steps <= to_number(line["step"])] = to_number(change.get("there"))
     return steps, factor * base
-
-
-def _draw_rates(groups: Sequence[RunGroup]) -> Chart:
-    return Chart("learning rate", draw_lines(groups, find_rates), _STEP, Axis("rate of AdamAtan2"))
 
 
 def _draw_layers(groups: Sequence[RunGroup]) -> Chart:

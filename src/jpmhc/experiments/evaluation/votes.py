@@ -154,7 +154,8 @@ class VoteScorer(RowScorer):
         errors = {}
         columns = {"exact_accuracy": "exact", "token_accuracy": "tokens", "lm_loss": "loss"}
         for name, column in columns.items() if len(sources) == 1 else ():
-            spread = [_variance_of_mean(self.columns[column][p.at][:, p.known].mean(1)) for p in scored]
+            variants = [self.columns[column][p.at][:, p.known].mean(1) for p in scored]
+            spread = [np.var(each, ddof=1) / len(each) if len(each) > 1 else 0.0 for each in variants]
             errors[name] = float(np.sqrt(np.sum((rows / rows.sum()) ** 2 * unseen * spread)))
         spreads = np.array(
             [_vote_variances(p, sources) if u > 0 else np.zeros(len(PASS_AT)) for p, u in zip(scored, unseen)]
@@ -260,10 +261,6 @@ def _count_votes(puzzle: VotingPuzzle, test: int, sources: Sequence[RowScorer]) 
         "right": int(np.sum(votes == truth)),
         "candidates": len(np.unique(votes)),
     }
-
-
-def _variance_of_mean(values: np.ndarray) -> float:
-    return float(np.var(values, ddof=1) / len(values)) if len(values) > 1 else 0.0
 
 
 def _vote_variances(puzzle: VotingPuzzle, sources: Sequence[RowScorer]) -> np.ndarray:

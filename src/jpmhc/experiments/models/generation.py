@@ -129,7 +129,8 @@ class Generator:
                 progress(total - len(waiting) - int((owner >= 0).sum()), total)
             free = np.flatnonzero(owner < 0)
             while waiting and len(free) * _REFILL >= self.slots:
-                chosen = self._choose_prompts(waiting, prompts.lengths, len(free))
+                together = max(1, _PROMPT_TOKENS // int(prompts.lengths[waiting[-1]]))  # that are read at once
+                chosen = [waiting.pop() for _ in range(min(len(free), len(waiting), together))]
                 owner[free[: len(chosen)]] = chosen
                 self._read(prompts, np.array(chosen), torch.from_numpy(free[: len(chosen)]).to(self.device))
                 free = free[len(chosen) :]
@@ -138,13 +139,6 @@ class Generator:
             if (owner >= 0).any():
                 self._run_steps()
         return WrittenTokens(tokens, counts, confidence, time.monotonic() - start)
-
-    @staticmethod
-    def _choose_prompts(waiting: list[int], lengths: np.ndarray, most: int) -> list[int]:
-        """Remove the next prompts from the list and return them, as many as can be read together."""
-        each = int(lengths[waiting[-1]])
-        count = min(most, len(waiting), max(1, _PROMPT_TOKENS // each))
-        return [waiting.pop() for _ in range(count)]
 
     def _read(self, prompts: Sequences, chosen: np.ndarray, slots: Tensor) -> None:
         """Fill the caches of slots with the prompts `chosen`, and set the separator as each slot's next token."""

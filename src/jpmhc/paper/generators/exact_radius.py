@@ -117,15 +117,11 @@ def find_roots(polynomial: Polynomial, guesses: NDArray) -> list[complex]:
     companion = np.roots(np.array(polynomial, dtype=float))
     for guess in [*guesses.tolist(), *companion.tolist()]:
         root = _newton(polynomial, complex(guess))
-        if root is not None and not any(_close(root, other) for other in roots):
+        if root is not None and not any(hypot(root[0] - a, root[1] - b) < 2.0 ** (BITS // 2) for a, b in roots):
             roots.append(root)
             if len(roots) == degree:
                 return [complex(a / 2**BITS, b / 2**BITS) for a, b in roots]
     raise ArithmeticError(f"found {len(roots)} of the {degree} roots of {polynomial}")
-
-
-def _close(left: tuple[int, int], right: tuple[int, int]) -> bool:
-    return hypot(left[0] - right[0], left[1] - right[1]) < 2.0 ** (BITS // 2)
 
 
 def _newton(polynomial: Polynomial, guess: complex, iterations: int = 60) -> tuple[int, int] | None:
