@@ -120,18 +120,10 @@ def main() -> None:
     for name in runs:
         ratio = times[name] / times[PEER_OF[name]] if PEER_OF.get(name) in times else None
         table.add_row(name, f"{times[name]:.3g}", f"{memory[name] / 2**20:.1f}", f"{ratio:.2f}" if ratio else "")
-        rows.append(
-            {
-                "implementation": name,
-                "mode": mode,
-                "tokens": options.tokens,
-                "dim": options.dim,
-                "streams": options.streams,
-                "milliseconds": round(times[name], 4),
-                "saved_mib": round(memory[name] / 2**20, 2),
-                "ratio_to_ours": round(ratio, 3) if ratio else "",
-            }
-        )
+        row = {"implementation": name, "mode": mode, "tokens": options.tokens, "dim": options.dim}
+        row |= {"streams": options.streams, "milliseconds": round(times[name], 4)}
+        row |= {"saved_mib": round(memory[name] / 2**20, 2), "ratio_to_ours": round(ratio, 3) if ratio else ""}
+        rows.append(row)
     Console().print(table)
     write_csv(f"connections_{mode}" + "_forward" * options.forward, rows)
 

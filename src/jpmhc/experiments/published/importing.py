@@ -18,7 +18,7 @@ from jpmhc.experiments.published.weights import (
     rename_weights,
 )
 from jpmhc.experiments.tasks import TASKS
-from jpmhc.experiments.tasks.task import PublishedTask, TaskConfig, TaskOptions, read_identifiers
+from jpmhc.experiments.tasks.task import PublishedTask, TaskOptions, read_identifiers
 from jpmhc.experiments.training import checkpoint, run_folder
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.presets import PRESETS
@@ -85,11 +85,13 @@ def import_model(choices: ImportConfig) -> ImportResult:
         task = published.config.build()
     refuse_weights(weights, plain, task, file)
     core, table = rename_weights(weights, model, task)
+    options = {name: getattr(published.config, name) for name in published.config.file_options}
+    moved = {name: out / _IDENTIFIERS for name, path in options.items() if path == Path(os.path.abspath(identifiers))}
     try:
         config = dataclasses.replace(
             PRESETS[PRESET],
             model=model,
-            task=_point_to_copy(published.config, identifiers, out),
+            task=dataclasses.replace(published.config, **moved),  # type: ignore[type-var]
             out=out,
             **read_training_settings(settings),
         )
@@ -153,10 +155,3 @@ def _find_task(vocabulary: int, identifiers: Path, choices: ImportConfig) -> Pub
                 raise ValueError(f"the model's task has no option {min(unknown).replace('_', '-')}: leave it out")
             return published
     raise ValueError(f"{choices.file} knows {vocabulary} tokens; no model of {' or '.join(TASKS)} has this number")
-
-
-def _point_to_copy(task: TaskConfig, identifiers: Path, out: Path) -> TaskConfig:
-    """Return the task's configuration with the path of the identifiers' copy in the run's folder."""
-    original = Path(os.path.abspath(identifiers))
-    paths = {name: out / _IDENTIFIERS for name in task.file_options if getattr(task, name) == original}
-    return dataclasses.replace(task, **paths)  # type: ignore[type-var]
