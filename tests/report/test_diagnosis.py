@@ -23,6 +23,9 @@ def test_every_kind_of_diagnosis_is_drawn(model, options, tmp_path):
         figure = found.plot(path)
         assert path.read_bytes().startswith(head)
     assert figure._repr_png_()[:4] == b"\x89PNG"  # what a notebook shows
+    (line,) = found.whole.plot(str(tmp_path / "whole.svg")).axes[0].lines[:1]
+    assert line.get_xdata()[-1] == pytest.approx(found.whole.largest)
+    assert (tmp_path / "whole.svg").stat().st_size > 1000
     assert all(ax.lines for ax in figure.axes)
     assert found.save_page(tmp_path / "page.html").read_text().startswith("<!doctype html>")
     assert str(escape(found.verdict[0])) in found._repr_html_()

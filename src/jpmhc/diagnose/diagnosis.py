@@ -114,12 +114,9 @@ class Diagnosis:
         1
         """
         from jpmhc.report.diagnosis import plot_diagnosis
-        from jpmhc.report.style import save_figure
+        from jpmhc.report.style import save_and_return
 
-        figure = plot_diagnosis(self)
-        if path is not None:
-            save_figure(figure, Path(path))
-        return figure
+        return save_and_return(plot_diagnosis(self), path)
 
     def save_page(self, path: str | Path) -> Path:
         """Write the diagnosis as a self-contained HTML page, which needs no network, and return the file's path."""

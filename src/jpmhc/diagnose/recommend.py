@@ -148,12 +148,9 @@ class Recommendation:
         3
         """
         from jpmhc.report.recommendation import plot_recommendations
-        from jpmhc.report.style import save_figure
+        from jpmhc.report.style import save_and_return
 
-        figure = plot_recommendations([(len(self.best.gradient_gains), self)])
-        if path is not None:
-            save_figure(figure, Path(path))
-        return figure
+        return save_and_return(plot_recommendations([(len(self.best.gradient_gains), self)]), path)
 
     def _repr_html_(self) -> str:
         heads, *rows = (line for line in str(self).splitlines() if line.startswith(" "))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -13,6 +14,9 @@ from torch import Tensor
 
 from jpmhc.spectra.density import COLLAPSED
 from jpmhc.spectra.sublayers import gauss_nodes, jacobi_matrix
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Singular values above this count as exploded.
 EXPLODED = 10.0
@@ -52,6 +56,17 @@ class Spectrum:
     def __repr__(self) -> str:
         ends = f"singular values from {self.smallest:.3g} to {self.largest:.3g}"
         return f"Spectrum(shape={self.shape}, {ends}, method={self.method!r})"
+
+    def plot(self, path: str | Path | None = None) -> Figure:
+        """Return a matplotlib figure of the distribution function.
+
+        Args:
+            path: A file to write the figure to as well: PNG, SVG or PDF by its ending.
+        """
+        from jpmhc.report.diagnosis import plot_spectrum
+        from jpmhc.report.style import save_and_return
+
+        return save_and_return(plot_spectrum(self), path)
 
     @property
     def largest(self) -> float:

@@ -33,6 +33,13 @@ def plot_diagnosis(diagnosis: Diagnosis) -> Figure:
     return draw_figure([_draw_map(diagnosis), *theory, *_draw_layers(diagnosis)], heading=heading)
 
 
+def plot_spectrum(spectrum: Spectrum) -> Figure:
+    """Return a figure of the distribution function of measured singular values."""
+    limit = (COLLAPSED * spectrum.typical(), "collapsed")
+    line = _draw_spectrum(spectrum.method, spectrum, COMPARED[0])
+    return draw_figure([Chart("", [line], _singular_axis([spectrum]), _BELOW, [limit])], columns=1)
+
+
 def render_diagnosis(diagnosis: Diagnosis) -> str:
     """Return the HTML page of a diagnosis."""
     verdict = [f"{number}. {line}" for number, line in enumerate(diagnosis.verdict, 1)]

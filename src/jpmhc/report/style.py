@@ -167,3 +167,10 @@ def save_figure(figure: Figure, path: Path, dpi: int = 170) -> Path:
     with matplotlib.rc_context({"svg.hashsalt": "jpmhc"}), replacing(path) as file:
         figure.savefig(file, dpi=dpi, format=kind, metadata=stamp)
     return path
+
+
+def save_and_return(figure: Figure, path: str | Path | None) -> Figure:
+    """Write a figure to a file if a path is given, and return the figure."""
+    if path is not None:
+        save_figure(figure, Path(path))
+    return figure

@@ -107,12 +107,9 @@ class Density:
         'singular value'
         """
         from jpmhc.report.spectrum import plot_density
-        from jpmhc.report.style import save_figure
+        from jpmhc.report.style import save_and_return
 
-        figure = plot_density(self, samples)
-        if path is not None:
-            save_figure(figure, Path(path))
-        return figure
+        return save_and_return(plot_density(self, samples), path)
 
     def singular_values(self) -> tuple[Tensor, Tensor]:
         r"""Return the grid in singular values and their density $2 s \rho(s^2)$."""
