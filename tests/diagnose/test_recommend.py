@@ -109,9 +109,9 @@ def test_it_prints_as_a_table_with_its_assumptions():
     found = jpmhc.recommend(3, mixers=["cayley", "sinkhorn"])
     lines = str(found).splitlines()
     assert [line.split()[0] for line in lines[1:3]] == [one.mixer for one in found.candidates]
-    assert lines[-2].startswith("J lost: share of singular values below 0.1")
-    assert lines[-1] == found.assumptions
-    assert max(map(len, lines[:-2])) < 120
+    assert lines[3].startswith("J lost: share of singular values below 0.1")
+    assert " ".join(lines).endswith(found.assumptions)
+    assert max(map(len, lines)) < 120
 
 
 def test_one_stream_and_large_drifts_are_refused():
