@@ -161,8 +161,9 @@ for left, failing in running:
 """
     subprocess.run([sys.executable, "-c", script], timeout=150, check=True)
     for how, lost in (("dies", 1), ("hangs", 1), ("stops", 0)):
-        assert (tmp_path / how).read_text().splitlines() == [
-            *(["preparing the puzzles"] if lost else []),
+        said = (tmp_path / how).read_text()
+        assert "Traceback" not in said  # a busy machine adds warnings of PyTorch's store
+        assert said.splitlines()[-2:] == [
             f"jpmhc: rank {lost} was lost after step 3; --resume latest goes on from step-00000002",
             "2",
         ]
