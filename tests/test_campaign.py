@@ -176,7 +176,7 @@ class TestTiny:
 """
 
 
-def test_a_test_that_passes_plain_and_fails_wrapped_is_counted(tmp_path):
+def test_a_test_that_passes_plain_and_fails_wrapped_is_counted(tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="the campaign's group transformers needs it")
     file = tmp_path / "tests" / "models" / "tiny" / "test_modeling_tiny.py"
     file.parent.mkdir(parents=True)
@@ -191,3 +191,6 @@ def test_a_test_that_passes_plain_and_fails_wrapped_is_counted(tmp_path):
     ]
     assert "assert 5 == 4" in tally.messages[0]
     assert "TypeError" in tally.messages[1]
+    monkeypatch.setattr(transformers_suites, "tests", "saving or fewer")
+    transformers_suites.compare(file, chosen := Tally())
+    assert (chosen.tried, chosen.held) == (2, 2), chosen

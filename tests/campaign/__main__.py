@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, help="attacks of each group, however long they take")
     parser.add_argument("--groups", nargs="+", choices=list(GROUPS), metavar="GROUP", help="all, if none is named")
     parser.add_argument("--suite", type=Path, help="checkout of transformers, or one test file of its models")
+    parser.add_argument("--tests", default="", help="which tests of transformers' suites, as `pytest -k` takes it")
     parser.add_argument("--processes", type=int, default=1, help="how many make the rounds of a group")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", type=Path, help="file of rounds made, which are not made again")
@@ -149,7 +150,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.suite is None and "transformers" in (chosen.groups or []):
         parser.error("the group transformers needs --suite, a checkout of transformers with its tests")
-    transformers_suites.suite = chosen.suite
+    transformers_suites.suite, transformers_suites.tests = chosen.suite, chosen.tests
     groups = chosen.groups or [name for name in GROUPS if name != "transformers" or chosen.suite is not None]
     processes = 1 if chosen.round is not None else max(1, chosen.processes)
     rows, started = [], time.monotonic()

@@ -18,6 +18,7 @@ from tests.campaign.tally import Tally
 
 ROUND = 1
 suite = Path()  # what the option --suite names
+tests = ""  # what the option --tests names: which tests of a suite, as `pytest -k` takes it; all if it is empty
 SECONDS = 1200  # for one suite, plain or wrapped
 # Parts of the sentences in which jpmhc refuses, and what the tests do that meet them.
 REFUSALS = {
@@ -48,7 +49,7 @@ def run(rng: np.random.Generator, size: int) -> Tally:
 
 def compare(file: Path, tally: Tally) -> None:
     """Run one suite with wrapped models, run the tests that fail with plain models too, and count the tests."""
-    wrapped = run_suite(file, ["-p", "wrapped_models"])
+    wrapped = run_suite(file, ["-p", "wrapped_models", "-k", tests])
     suspects = [name for name, fault in wrapped.items() if fault not in ("", "skipped") and not is_named(name, fault)]
     plain = run_suite(file, [], suspects) if suspects else {}
     for name, fault in wrapped.items():
