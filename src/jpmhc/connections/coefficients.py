@@ -1,4 +1,7 @@
-"""The module that computes a connection's coefficients from the streams."""
+"""The module that computes a connection's coefficients (read weights, write weights, skip matrix) from the streams.
+
+Shapes: T tokens, n streams of width d, and K logits per token, from which the gates and the mixer make coefficients.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -37,7 +40,7 @@ class CoefficientMap(SettingsModule):
         bias: The part of the K logits that all tokens share. Static coefficients have no other part. [K]
         weight: The projection from the normalised streams to logits, None if the coefficients are static. It is zero at
             the start. Each use divides it by √(n · dim), so that an optimiser's step moves the logits of a wide model
-            no more than a narrow model's. [K, n * dim]
+            no more than the logits of a narrow model. [K, n * dim]
     """
 
     tokens_apart = False
@@ -83,7 +86,7 @@ class CoefficientMap(SettingsModule):
         write_peak: float = 2.0,
         write_eps: float = 0.0,
     ) -> None:
-        """Check and store the settings; the parameters are not made here."""
+        """Check and store the settings, without making parameters."""
         for name, value, known in (("norm", norm, NORMS), ("read", read, gates.READS), ("write", write, gates.WRITES)):
             checks.choice(value, known, name)
         temperature = checks.positive_number(temperature, "temperature")
@@ -99,7 +102,7 @@ class CoefficientMap(SettingsModule):
         self.sizes = (gates.READS[read].size(n), gates.WRITES[write].size(n), mixer.logits)
 
     def reset_parameters(self) -> None:
-        """Set the parameters so that a block computes the plain residual on equal streams.
+        """Set the parameters so that a connection around a sublayer F computes x + F(x) on equal streams x.
 
         The read weights then sum to one, every write weight is one, and every row of the skip matrix sums to one.
         """
@@ -125,7 +128,8 @@ class CoefficientMap(SettingsModule):
     def parameters_for_kernels(self) -> tuple[Tensor | None, Tensor]:
         """Return the weight and bias from which the kernels compute the coefficients. [K, n * dim], [K]
 
-        K also counts the entries of a static Grassmann frame. The kernels multiply the weight by `scale`.
+        Here K also counts the entries of the mixer's Grassmann frames, appended to the bias. The kernels multiply the
+        weight by `scale`.
         """
         return self(None)  # a call of the module, so that its hooks gather sharded parameters
 
@@ -170,13 +174,13 @@ class CoefficientMap(SettingsModule):
     def forward(
         self, x: Tensor | None, project: Project = _project
     ) -> tuple[Coefficients, Tensor | None] | tuple[Tensor | None, Tensor]:
-        """Return the coefficients of each token, and the streams for the next step (None if the module has hooks).
+        """Return the coefficients of each token, and the streams for the next step (None if there are hooks).
 
         If x is None, return the weight and bias that `parameters_for_kernels` describes.
 
         Args:
             x: The streams. [T, n, d]
-            project: A function that computes the logits; it returns the logits and the streams.
+            project: A function that computes the logits. It also returns the streams for the next step (see eager.py).
         """
         self.check_filled()
         hooked = bool(self._forward_hooks)

@@ -1,7 +1,8 @@
 r"""The interface of a connection: its four steps, and the state that the read passes to the write.
 
 A connection reads its sublayer's input $h = \sum_j r_j x_j$ from n streams x, and writes the sublayer's output y back
-beside the mixed streams: $x_i \leftarrow \sum_j H_{ij} x_j + w_i y$. Stacks, recomputing, wrapped models and dialects
+beside the mixed streams: $x_i \leftarrow \sum_j H_{ij} x_j + w_i y$, with read weights r, write weights w and skip
+matrix H. The four steps are read, write, write_mean and write_read. Stacks, recomputing, wrapped models and dialects
 use a `Connection`. They pass its `State` from the read to the write without looking inside.
 
 A form is one implementation of these steps: a function that reads (`Form`) and returns a `State`, whose methods write.
@@ -38,9 +39,10 @@ class Connection(Protocol):
     def write_read(
         self, x: Tensor, y: Tensor, state: "State", following: Self, delayed: bool = False
     ) -> tuple[Tensor, Tensor, "State"]:
-        """Write y to x, and read for the next connection. Return the new streams, the next h and the next state.
+        """Write y to x, and read the new streams for the connection `following`.
 
-        With `delayed`, the next h is read with the read weights of this connection.
+        Return the new streams, and the h and the state of `following`. With `delayed`, this h is read with the read
+        weights of this connection.
         """
 
 
@@ -52,10 +54,10 @@ class State(Protocol):
         """The streams that were passed to the read."""
 
     def fits(self, block: "HyperConnection") -> bool:
-        """Return whether `block` has as many streams, of the same width, as were read."""
+        """Return whether the streams that were read have the number and the width of `block`'s streams."""
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return Σ_j r_j x_j for the streams x [..., n, d], with the read weights r of the read. [..., d]"""
+        """Return Σ_j r_j x_j for the streams x [..., n, d], with the read weights r that the read used. [..., d]"""
 
     def write(self, block: "HyperConnection", x: Tensor, y: Tensor, mean: bool) -> Tensor:
         """Write y to the streams x. Return the new streams, or their mean if `mean` is true."""
@@ -68,7 +70,7 @@ class State(Protocol):
     def make_rewrite(
         self, block: "HyperConnection", y: Tensor, following: "HyperConnection | None"
     ) -> Callable[[Tensor], Tensor]:
-        """Return a function that repeats the write of y on the streams it gets, bit for bit and without gradients.
+        """Return a function of streams x that repeats the write of y to x, bit for bit and without gradients.
 
         The function uses the present settings and weights, even if they change later. `following` is the connection
         whose read was fused with the write, or None.

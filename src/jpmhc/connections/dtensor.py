@@ -60,7 +60,7 @@ class DTensorState(NamedTuple):
 
 
 def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, DTensorState] | None:
-    """Read this process's tokens of the DTensor x. Return the sublayer's input and the state; None for a tensor."""
+    """Read this process's tokens of the DTensor x. Return the sublayer's input and the state; None for a plain x."""
     if not dtensors.is_dtensor(x):
         return None
     own = find_own(x, 2, block.map.tokens_apart)
@@ -90,16 +90,16 @@ def find_own(x: Any, size_dims: int, tokens_apart: bool) -> Tensor:
 
 
 def take_own(y: Tensor, x: "DTensor") -> Tensor:
-    """Return this process's tokens of a sublayer's output y, sharded like the DTensor x. [..., d]"""
+    """Return the part of a sublayer's output y for the tokens of the DTensor x that this process has. [..., d]"""
     if not dtensors.is_dtensor(y):
         return y
     return y.redistribute(x.device_mesh, x.placements).to_local()
 
 
 def spread(own: Tensor, x: "DTensor", size_dims: int = 2) -> "DTensor":
-    """Make a DTensor with the placements of x from this process's tokens `own`.
+    """Wrap `own`, this process's tokens, in a DTensor with the mesh and placements of x.
 
-    The last `size_dims` dimensions of x are within a token.
+    The last `size_dims` dimensions of x are within a token; the DTensor takes their sizes from `own`.
     """
     from torch.distributed.tensor import DTensor
 

@@ -78,11 +78,11 @@ def is_eager() -> bool:
 
 
 def compute_logits(x: Tensor, weight: Tensor, norm: str, eps: float = reference.EPS) -> tuple[Tensor, Tensor]:
-    r"""Return the logits $W\,\mathrm{norm}(x)$ and x; the norm divides after the product with W (eq. fused-proj).
+    r"""Return the logits $W\,\mathrm{norm}(x)$ and x; the division by the norm follows the product (eq. fused-proj).
 
     Args:
         x: Streams. [T, n, d]
-        weight: Projection. [K, n * d]
+        weight: W, the projection. [K, n * d]
         norm: As in `reference.compute_logits`. No norm has weights, because W would absorb them.
     """
     return _run(_Project, x, weight, norm, eps)
@@ -94,7 +94,7 @@ def gather(x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor | None) -> Tensor:
-    """Return the new streams H x + w ⊗ y; H is `skip`, None for the identity (eq. cayley-fwd). [T, n, d]"""
+    """Return the new streams H x + w ⊗ y, with w = `write` and H = `skip`; None is the identity. [T, n, d]"""
     # The result has x's type, whatever y's: the other steps of the backward pass add to its gradient in place.
     return _run(_Scatter, x, y.to(x.dtype), write, skip)
 

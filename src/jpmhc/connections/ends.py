@@ -48,7 +48,8 @@ class StreamHead(nn.Module):
     r"""A module that combines the streams of each token into one hidden state: by learned weights, mean or sum.
 
     The learned head computes $\sum_i (\sigma(s\,(W\,\mathrm{rms}(x))_i + b_i) + \epsilon)\, x_i$, which DeepSeek-V4
-    puts before its last norm. At the start it computes the mean.
+    puts before its last norm. W, b and s are learned; rms divides the n · dim numbers of a token by their root mean
+    square. At the start the head computes the mean.
 
     Args:
         dim: Width of one stream.
@@ -104,7 +105,7 @@ class StreamHead(nn.Module):
 def read_streams(x: Tensor, weight: Tensor, bias: Tensor, eps: float, read_eps: float) -> Tensor:
     """Return Σ_j r_j x_j for each token, with r = sigmoid(weight · rms(x) + bias) + read_eps.
 
-    [..., n, d], [n, n * d], [n] → [..., d]
+    rms divides the n · d numbers of a token by their root mean square. [..., n, d], [n, n * d], [n] → [..., d]
     """
     flat = x.reshape(-1, *x.shape[-2:])
     weights = (reference.compute_logits(flat, weight, "rms", eps) + bias).sigmoid() + read_eps

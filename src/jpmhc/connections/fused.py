@@ -1,6 +1,6 @@
 """The form of a connection that runs on the Triton kernels: when it applies, and its steps.
 
-Each step calls one of the passes in `jpmhc.kernels`. The functions here import the passes themselves, because Triton is
+Each step calls one of the passes in `jpmhc.kernels`. Each function imports the pass that it calls, because Triton is
 not available on every platform.
 """
 
@@ -90,7 +90,7 @@ def read(block: "HyperConnection", x: Tensor) -> tuple[Tensor, FusedState] | Non
 
 
 def read_streams(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> tuple[Tensor, FusedState]:
-    r"""Return the sublayer's input $h = \sum_j r_j x_j$ and the state, from the logits $W\,\mathrm{norm}(x) + b$.
+    r"""Return the sublayer's input $h = \sum_j r_j x_j$ and the state. The logits are $W\,\mathrm{norm}(x) + b$.
 
     Args:
         x: The streams, in float32, bfloat16 or float16. [..., n or 1, d]
@@ -105,7 +105,7 @@ def read_streams(x: Tensor, weight: Tensor | None, bias: Tensor, spec: Spec) -> 
 
 
 def write_streams(y: Tensor, state: FusedState, x: Tensor | None = None, mean: bool = False) -> Tensor:
-    r"""Compute the new streams $H x + w \otimes y$, or their mean; they are normalised if `spec.post_norm` is true.
+    r"""Compute the new streams $H x + w \otimes y$, or their mean, normalised if there is a post-norm.
 
     Args:
         y: The sublayer's output. [..., d]
@@ -146,7 +146,7 @@ def write_read_streams(
 
 
 def describe(block: "HyperConnection") -> Spec | str:
-    """Return the kernels' record of the connection, or one sentence that says why the kernels cannot run it."""
+    """Return the connection's settings as a `Spec`, or one sentence that says why the kernels cannot run it."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     coefficients = block.map
@@ -190,7 +190,7 @@ _CHOSEN: dict[tuple[object, ...], Spec] = {}  # keys: a connection's settings as
 
 
 def choose_spec(block: "HyperConnection", device: str, dtype: torch.dtype) -> Spec | None:
-    """Return the kernels' record of the connection, if the kernels can run it.
+    """Return the connection's settings as a `Spec`, if the kernels can run the connection.
 
     Otherwise warn and return None, or raise an error if the connection has `kernels="fused"`.
     """

@@ -1,8 +1,9 @@
 r"""Gates: functions from logits to read weights or to write weights.
 
 The read weights mix the streams to the sublayer's input. The write weights multiply the sublayer's output for each
-stream. In the paper these are n × n matrices, of which only column means (reads) and row sums (writes) matter, so that
-gates compute n-vectors. Reads and writes are chosen independently of the residual mixer.
+stream. The paper has n × n matrices in place of both, but only the column means of the read matrix and the row sums of
+the write matrix have an effect, so a gate returns these n numbers. Reads and writes are chosen independently of the
+residual mixer.
 """
 
 from collections.abc import Callable

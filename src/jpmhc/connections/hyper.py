@@ -125,11 +125,11 @@ class HyperConnection(SettingsModule):
 
     @property
     def mixer(self) -> Mixer:
-        """The residual mixer."""
+        """The mixer, which makes the skip matrix."""
         return self.map.mixer
 
     def reset_parameters(self) -> None:
-        """Reset all parameters but the sublayer's, so that the block is the plain residual block again."""
+        """Reset all parameters except the sublayer's, so that the block is the plain residual block again."""
         self.map.reset_parameters()
         if self.layer_norm is not None:
             self.layer_norm.reset_parameters()
@@ -167,12 +167,12 @@ class HyperConnection(SettingsModule):
     def write_read(
         self, x: Tensor, y: Tensor, state: State, following: "HyperConnection", delayed: bool = False
     ) -> tuple[Tensor, Tensor, State]:
-        """Write y to the streams and read the new streams for the connection `following`. Kernels do it in one pass.
+        """Write y to the streams and read the new streams for the connection `following`.
 
-        With `delayed`, the next sublayer's input is read with the read weights of this connection.
+        The fused kernels do both in one pass. With `delayed`, the read uses the read weights of this connection.
 
         Returns:
-            The new streams [..., n, dim], the next sublayer's input [..., dim], and the next connection's state.
+            The new streams [..., n, dim], the input of `following`'s sublayer [..., dim], and the state of `following`.
         """
         check_sublayer_output(y, x)
         joined = state.join(self, x, following, delayed)
@@ -184,7 +184,7 @@ class HyperConnection(SettingsModule):
 
     @contextlib.contextmanager
     def computed_by(self, form: Form) -> Iterator[None]:
-        """Use `form` for this connection's reads inside the context, instead of the form that it would choose."""
+        """Use `form` for this connection's reads inside the context, instead of the first form that applies."""
         self.__dict__["form"] = form
         try:
             yield
@@ -192,7 +192,7 @@ class HyperConnection(SettingsModule):
             del self.__dict__["form"]
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Read the streams, run the sublayer with the extra arguments, and write its output to the streams.
+        """Read the streams, run the sublayer with the extra arguments, and write the sublayer's output.
 
         If the sublayer returns a tuple, its first item is written, and the others are returned as they are.
         """
@@ -205,13 +205,13 @@ class HyperConnection(SettingsModule):
         return (out, *y[1:]) if isinstance(y, tuple) else out
 
     def look_at_first_streams(self, x: Tensor) -> None:
-        """Warn if x, the first streams of a model, may be tokens. A compiled first call is not checked."""
+        """Warn if x, the first streams of a model, may be tokens of a hidden state. A compiled call is not checked."""
         if not torch.compiler.is_compiling() and self._begins:
             check_streams(x, self.streams, self.dim)
             self._begins = not notice_tokens(x, self.streams)
 
     def find_spec(self, x: Tensor) -> Spec | None:
-        """Return the kernels' record of this connection if the kernels run on streams like x, else None."""
+        """Return the settings of this connection as a `Spec` if the kernels run on streams like x, else None."""
         if not fused.are_wanted(self.kernels, x.device.type):
             return None
         parts = self.map

@@ -1,11 +1,11 @@
 r"""Recompute most of a stack's streams in the backward pass, instead of keeping them in memory.
 
-Without this, a stack of L connections keeps L stream tensors, each n times as large as a sublayer's input. The write
-$x_{l+1} = H_l x_l + w_l \otimes y_l$ needs only the streams before it, the sublayer's output and the coefficients, and
-autograd keeps the output and the coefficients anyway. So only some stream tensors are kept. Each of them starts a
-segment of connections. When the backward pass reaches a segment, it repeats the segment's writes to recompute the other
-streams, without running a sublayer twice. The backward pass begins in the last segment, so that the streams of this
-segment are not freed at all.
+Without recomputation, a stack of L connections keeps L stream tensors, each n times as large as a sublayer's input. The
+write $x_{l+1} = H_l x_l + w_l \otimes y_l$ needs only the streams before it, the sublayer's output and the
+coefficients, and autograd keeps the output and the coefficients anyway. So only some stream tensors are kept. Each of
+them starts a segment of connections. When the backward pass reaches a segment, it repeats the segment's writes to
+recompute the other streams, without running a sublayer twice. The backward pass begins in the last segment, so that the
+streams of this segment are not freed at all.
 
 The peak of memory is at the beginning of the backward pass: all sublayers' activations are then in memory, and the
 backward pass of each connection frees some. So the last segments of the stack are short, and earlier segments are
@@ -57,7 +57,7 @@ def choose_starts(sublayer_states: tuple[int, ...], streams: int) -> frozenset[i
 
     For a given limit of memory, each segment is as long as the limit allows, because a longer segment lets the next one
     reach further. The limit grows until the segments reach the end of the stack. Other choices may have the same peak;
-    this one keeps few streams, which is best if sublayers keep more hidden states than given.
+    this one keeps few streams, which is best if sublayers keep more hidden states than `sublayer_states` says.
 
     Args:
         sublayer_states: The number of hidden states that autograd keeps for each connection's sublayer.
@@ -125,7 +125,7 @@ class Segment:
         self.streams = {0: self.streams[0]}
 
     def find_streams(self, index: int) -> Tensor:
-        """Return the streams after `index` writes. Free the streams that the backward pass no longer needs."""
+        """Return the streams after the first `index` writes. Free streams that the backward pass no longer needs."""
         for known in [k for k in self.streams if k > index + 1]:
             del self.streams[known]
         return run_untraced()(self._write_again, (index,))
@@ -160,8 +160,8 @@ class StreamKeeper:
     No compiler traces the steps: a compiler would trace every connection anew, and keep all streams.
 
     Args:
-        starts: The indices of the connections whose input streams are kept, 0 among them. The number of connections
-            stands for the last connection's output.
+        starts: The indices of the connections whose input streams are kept, 0 among them. In a stack of L connections,
+            the index L means the output of the last connection.
     """
 
     def __init__(self, starts: Container[int], first: Tensor) -> None:
@@ -172,7 +172,7 @@ class StreamKeeper:
         self.saved_shape: tuple[int, ...] | None = None
 
     def begin(self, x: Tensor) -> None:
-        """Start a segment with the kept streams x, the output of a connection that was called as a whole."""
+        """Start a segment with the kept streams x, the output of a connection whose read and write were one call."""
         run_untraced()(self._begin, (x,))
 
     def read(self, block: "HyperConnection", x: Tensor) -> "tuple[Tensor, State]":

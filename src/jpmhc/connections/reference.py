@@ -42,7 +42,7 @@ def compute_logits(x: Tensor, weight: Tensor, norm: str, eps: float = EPS) -> Te
 
 
 def centre(x: Tensor) -> Tensor:
-    """Return x minus its mean over the last dimension, subtracted twice for numbers with a large offset."""
+    """Return x minus its mean over the last dimension. A second subtraction removes the first one's rounding error."""
     x = x - x.mean(-1, keepdim=True)
     return x - x.mean(-1, keepdim=True)
 
@@ -140,7 +140,7 @@ def normalise(block: "HyperConnection", x: Tensor) -> Tensor:
 
 
 def freeze_norm(block: "HyperConnection") -> Callable[[Tensor], Tensor]:
-    """Return `normalise` as a function of x, with the present settings and without gradients for the weights."""
+    """Return `normalise` as a function of x, with the present settings and without gradients for the norm's weights."""
     eps = block.map.eps
     if block.layer_norm is not None:
         weight, bias = map(save_tensor, _norm_parameters(block))
@@ -166,7 +166,7 @@ def finish_write(block: "HyperConnection", x: Tensor, out: Tensor, mean: bool) -
 def repeat_scatter(
     block: "HyperConnection", y: Tensor, coefficients: "Coefficients", step: Callable[..., Tensor]
 ) -> Callable[[Tensor], Tensor]:
-    """Return a function that repeats a write on the streams it gets; `step` is `scatter`, here or of eager.py."""
+    """Return a function of streams x that repeats the write of y to x; `step` is `scatter` of this file or eager.py."""
     output, write, skip = save_tensor(y), save_tensor(coefficients.write), save_tensor(coefficients.skip)
     scale, normalise, streams, dim = block.write_scale, freeze_norm(block), block.streams, block.dim
 

@@ -19,8 +19,8 @@ def shard_connections(model: nn.Module, *, sublayers: bool = True, **options: An
 
     Call it before `fully_shard(model, **options)`, which shards the rest of the model. The coefficients of all
     connections form one group without a mixed-precision policy: they stay float32 and are gathered once per step. So
-    the fused kernels run as on one device; FSDP's hooks around a whole connection would separate it from the next one.
-    For connections without a sublayer, as in a wrapped model, the layer around them is sharded.
+    the fused kernels run as on one device; FSDP's hooks around a whole connection would separate its write from the
+    next read. For connections without a sublayer, as in a wrapped model, the layer around them is sharded.
 
     Args:
         model: Any module with `HyperConnection`s inside.

@@ -207,12 +207,12 @@ def _may_be_recomputed() -> bool:
 
 
 def keep_read(x: Tensor, read: tuple[Tensor, State]) -> ReadAhead:
-    """Return a read's result, the streams x, their number of changes in place, and whether gradients are on."""
+    """Return a read's result with the facts that `use_read` checks: the streams x, their version, the gradient mode."""
     return x, x._version, torch.is_grad_enabled(), read
 
 
 def use_read(ahead: ReadAhead | None, x: Tensor) -> tuple[Tensor, State] | None:
-    """Return the result in `ahead` if it was read from the streams x, and x has not changed since; else None.
+    """Return the result of the read in `ahead` if it is of the streams x, and x has not changed since; else None.
 
     A layer that is recomputed reads for itself, because the earlier result does not exist when the layer runs again.
     """

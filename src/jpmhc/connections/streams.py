@@ -46,8 +46,8 @@ def check_streams(x: object, streams: int, dim: int) -> None:
 def notice_tokens(x: Tensor, streams: int) -> bool:
     """Warn if streams [batch, n, d] may be the hidden states of n tokens. Return whether the check was possible.
 
-    A model's first streams come from `expand_streams` and are equal, so different streams may be tokens. Tensors
-    without values, in a function transform or in the capture of a CUDA graph cannot be checked.
+    A model's first streams come from `expand_streams` and are equal, so different streams may be tokens. The check is
+    impossible for tensors without values, in a function transform, and in the capture of a CUDA graph.
     """
     if x.is_meta or isinstance(x, FakeTensor) or modes.is_transformed():
         return False

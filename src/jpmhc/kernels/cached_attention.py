@@ -1,9 +1,9 @@
 r"""Attention of one new token per row to the row's earlier tokens, whose keys and values are in a cache.
 
-With $s_j = q \cdot k_j / \sqrt{D}$ over the row's tokens, the new one included, the output is
-$\sum_j e^{s_j} v_j / \sum_j e^{s_j}$. One program computes one head of one row: it writes the new key and value into
-the cache and reads the earlier ones once, block by block, with a running maximum of the s_j. The kernel takes as long
-as reading the cache up to each row's length.
+A head has the new token's query q and, for each token j of the row, the new one included, a key k_j and a value v_j of
+D numbers. With $s_j = q \cdot k_j / \sqrt{D}$ the output is $\sum_j e^{s_j} v_j / \sum_j e^{s_j}$. One program computes
+one head of one row: it writes the new key and value into the cache and reads the earlier ones once, block by block,
+with a running maximum of the s_j. The kernel takes as long as reading the cache up to each row's length.
 """
 
 import math

@@ -128,7 +128,7 @@ def _launcher(
 
 
 def are_few(tokens: int) -> bool:
-    """Return whether a number of tokens is small enough for the decoding kernel."""
+    """Return whether the decoding kernel is used for this number of tokens."""
     return 0 < tokens <= MOST_TOKENS
 
 
@@ -158,9 +158,10 @@ def write_read(
     h: Tensor,
     coef: Tensor,
 ) -> None:
-    """Store the new streams in `out` [..., n, d], and the results of the next connection's `read` in h and `coef`.
+    """Write y to the streams with the coefficients `old`, and read the new streams for the next connection.
 
-    With `delayed`, h is read with the read weights in `old`.
+    Store the new streams in `out` [..., n, d], and the results of `read` in h and `coef`. With `delayed`, h is read
+    with the read weights in `old`.
     """
     tokens = count_tokens(x, following.d)
     logits, stats, sums = _allocate_between(tokens, bias, following)

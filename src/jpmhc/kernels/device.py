@@ -39,7 +39,7 @@ def load_streams(x_TMD, token, c, mask, M: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def load_coefficient(coef_TC, token, inside, index, N: tl.constexpr, PER_TOKEN: tl.constexpr):
-    """Load one coefficient of each token; without PER_TOKEN all tokens share it. [T, 1]"""
+    """Load coefficient number `index` of each token; without PER_TOKEN all tokens share it. [T, 1]"""
     return tl.load(coef_TC + token * (PER_TOKEN * N * (N + 2)) + index, mask=inside, other=0.0)[:, None]
 
 
@@ -66,7 +66,7 @@ def mix_stream(streams, y_TD, mixing, i, N: tl.constexpr):
 
 @triton.jit
 def replaced(values, index: tl.constexpr, value):
-    """Return the tuple `values` with `value` at position `index`."""
+    """Return the tuple `values`, with the entry at position `index` replaced by `value`."""
     new = ()
     for i in tl.static_range(len(values)):
         new = new + (value if i == index else values[i],)
@@ -262,7 +262,7 @@ def differentiate_logits(
     """Load the gradients of the coefficients, and store the gradient of the logits.
 
     `grad_read` is the part of the read weights' gradient that comes from the sum of streams h = Σ_j r_j x_j. With
-    DELAYED this part belongs to the connection before.
+    DELAYED it goes to the connection before, whose read weights gave h.
     """
     N: tl.constexpr = S.n
     gbase = grad_coef_TC + token * (N * (N + 2))

@@ -129,7 +129,7 @@ def count_kernel_parameters(ptx: str) -> int:
 
 
 def can_launch_directly(compiled: Any) -> bool:
-    """Return whether `DirectLaunch` can launch a compiled kernel: one without clusters and scratch memory."""
+    """Return whether `DirectLaunch` can launch a compiled kernel, which must use no clusters and no scratch memory."""
     metadata = compiled.metadata
     extras = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
     if "ptx" not in compiled.asm or any(getattr(metadata, name, 0) for name in extras) or metadata.num_ctas != 1:

@@ -49,7 +49,7 @@ class Launcher:
         self.direct: dict[tuple[int, int], DirectLaunch] = {}  # by device and thread, which share no buffer
 
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
-        """Run the kernel, or call the function that intercepts this thread's launches."""
+        """Run the kernel, or call the function that intercepts this thread's launches (replay.py records with it)."""
         on_launch = interception.on_launch
         if on_launch is None:
             self.run(grid, *arguments)
@@ -89,7 +89,7 @@ class Launcher:
 
 
 class BufferPart:
-    """A part of a buffer that kernels use like a tensor, so that several tensors need one allocation on the host."""
+    """A part of a buffer that kernels use like a tensor, so that several tensors share one allocation."""
 
     __slots__ = ("address", "buffer", "extent")
 
@@ -166,7 +166,8 @@ def row_launch(spec: Spec, whole: bool = True) -> dict[str, int]:
     """Return the block sizes and the number of warps for a kernel that handles streams row by row.
 
     One program handles one token. Each warp handles up to 512 columns, so that sums over a short row never leave their
-    warp. A longer row is divided among several warps if the kernel needs the row as a `whole`, and else into slices.
+    warp. A longer row is divided among several warps if the kernel needs the `whole` row at once; otherwise a block is
+    a slice of the row.
     """
     width = power_of_two(spec.d)
     if not whole:
@@ -180,7 +181,7 @@ def precision(operand: torch.dtype) -> str:
 
 
 def stages(bytes_each: int, wanted: int, taken: int = 0) -> int:
-    """Return the number of stages of `bytes_each` that fit on chip beside `taken` bytes, from 1 to `wanted`."""
+    """Return how many pipeline stages of `bytes_each` fit into shared memory beside `taken` bytes, 1 to `wanted`."""
     return max(1, min(wanted, (SHARED_BYTES - taken) // bytes_each))
 
 

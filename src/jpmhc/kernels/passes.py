@@ -2,9 +2,9 @@
 
 Both forms run the same two steps, `forward` and `backward`, and keep the same tensors between the steps. Eager mode
 calls the steps without PyTorch's dispatcher, which would take longer on the host than the steps. A compiler traces the
-operator NAME, which has a derivative, but calls NAME_plain at run time, which has none, because autograd's part would
-be a second pass through the dispatcher. An operator takes the key of a connection's `Spec` in its place, and returns an
-empty tensor where a step returns None.
+operator NAME, which has a derivative, but calls NAME_plain, without a derivative, at run time, because autograd's part
+would be a second pass through the dispatcher. An operator takes the key of a connection's `Spec` in place of the
+`Spec`, and returns an empty tensor where a step returns None.
 
 Streams are [..., n or 1, d] here, because each reshape outside would add a node to autograd's graph.
 """
@@ -36,9 +36,10 @@ class Pass:
         name: The operator's name.
         forward: The function that computes the results from tensors, followed by settings.
         backward: The function that returns the gradients of these tensors. Its arguments are the tensors, the last
-            results of `forward`, the gradients `grad_…` of the first results, the settings that it names, and `pull`,
-            which is True without a link. It may return None for the first gradient if this is equal to the first
-            result's gradient. `in_place` is True only in eager mode, because an operator must not change its arguments.
+            results of `forward`, the gradients `grad_…` of the first results, the settings in its signature, and `pull`
+            (see write.py), which is True without a link. The function may return None for the first gradient if this is
+            equal to the first result's gradient. `in_place` is True only in eager mode, because an operator must not
+            change its arguments.
         allocate: The function that returns the results of `forward` without their values.
         allocate_gradients: The function that returns the results of `backward` without their values.
     """

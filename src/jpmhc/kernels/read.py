@@ -154,7 +154,7 @@ def _constrain_launcher(spec: Spec) -> Launcher:
 
 
 def constrain(logits: BufferPart, coef: Tensor, spec: Spec) -> None:
-    """Compute the coefficients `coef` [T, C] from the logits [T, K], in place."""
+    """Fill `coef` [T, C] with the coefficients that belong to the logits [T, K]."""
     tokens = coef.shape[0]
     _constrain_launcher(spec).launch((ceil_div(tokens, 128),), logits, coef, tokens)
 
@@ -279,7 +279,7 @@ def _sum_backward_launcher(spec: Spec, dtype: torch.dtype, stored_streams: int, 
 
 
 def differentiate_sum(x: Tensor, grad_h: Tensor, grad_read: BufferPart | Tensor, row: int, spec: Spec) -> None:
-    """Store the read weights' gradient in the first n columns of `grad_read`, whose rows have `row` columns."""
+    """Store the read weights' gradient from h in the first n columns of `grad_read`, whose rows have `row` columns."""
     tokens = count_tokens(x, spec.d)
     if tokens:
         _sum_backward_launcher(spec, x.dtype, x.shape[-2], row).launch((tokens,), x, grad_h, grad_read, tokens)
@@ -522,16 +522,16 @@ def differentiate_read(
     delayed: bool = False,
     streams_step: Callable[[BufferPart, BufferPart, BufferPart], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the gradients of the streams, the weight and the bias. `grad_link` is grad z, from the write.
+    """Return the gradients of the streams, the weight and the bias. `grad_link` is the write's grad z (see write.py).
 
     With `in_place` and a post-norm the streams' gradient overwrites `grad_link`, which the write made for this read
     alone. Without a post-norm `grad_link` is the gradient of the write's result, which other code may use.
 
     With `delayed`, h was read with the read weights of another connection, which stand in `coef` in place of this
-    connection's. Their gradient is not computed here.
+    connection's read weights. Their gradient is not computed here.
 
     `streams_step` replaces `_streams_backward`: it returns the streams' gradient from the prepared weight, scale · gl,
-    and level and along.
+    and level and along, as in the formula above `_logits_backward`.
     """
     x, bias = aligned(x), aligned(bias)
     grad_h = x.new_zeros((*x.shape[:-2], x.shape[-1])) if grad_h is None else aligned(grad_h)

@@ -1,8 +1,9 @@
 r"""The second half of a gated feed-forward layer, $(\mathrm{silu}(g) \odot u)\, W^\top$, which saves only g, u and W.
 
-Autograd would also store the hidden product for W's gradient, a third of the layer's activations, and a compiler would
-write the gradient of the concatenated (g, u) at half the speed of memory. Here the backward pass goes once over g, u
-and the hidden gradient, and computes both the gradient of (g, u) and the hidden product.
+g and u are the two outputs of the first half, and W is the weight. Autograd would also store the hidden product silu(g)
+⊙ u for W's gradient, a third of the layer's activations, and a compiler would write the gradient of the concatenated
+(g, u) at half the speed of memory. Here the backward pass goes once over g, u and the hidden gradient, and computes
+both the gradient of (g, u) and the hidden product.
 """
 
 from typing import Any

@@ -192,7 +192,7 @@ def differentiate_write(
     grad_y: Tensor,
     grad_coef: Tensor,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Store the write's gradients in the last three arguments, and return them; `grad_x` may be `grad`."""
+    """Store the write's gradients in the last three arguments, and return them; `grad_x` may be the tensor `grad`."""
     tokens = count_tokens(x, spec.d)
     per_token = coef.shape[0] == tokens
     if not per_token:
