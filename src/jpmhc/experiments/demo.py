@@ -71,7 +71,7 @@ DEFAULT = DemoConfig()
 
 @dataclass
 class Spectra:
-    """Quantiles of the singular values of a model's Jacobian at one example, at the shares `SHARES`."""
+    """The quantiles 0.01, 0.02, …, 0.99 (`SHARES`) of the singular values of a model's Jacobian at one example."""
 
     measured: np.ndarray  # quantiles of the measured singular values
     predicted: np.ndarray  # the theory's prediction from the model's coefficients and its sublayers' singular values

@@ -1,4 +1,4 @@
-"""Training the ARC decoder for a comparison; at its end every run answers the test grids."""
+"""Training the ARC decoder for a comparison; after its training every run answers the test inputs."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""A comparison trains every arm with several learning rates and seeds on one task, and compares the losses."""
+"""A comparison trains arms (mixers with options) with several learning rates and seeds, and compares their losses."""
 
 import time
 from collections.abc import Callable
@@ -77,7 +77,7 @@ class Result(TypedDict):
 def compare(
     comparison: Comparison, show: Show = lambda job, progress: None, say: Callable[[str], None] = lambda line: None
 ) -> Result:
-    """Train the missing runs, and write the results to `comparison.json` after every run.
+    """Train the runs that the comparison's folder lacks, and write the results to `comparison.json` after every run.
 
     `show` is called with a job and its progress, and `say` with a sentence about each finished run.
     """

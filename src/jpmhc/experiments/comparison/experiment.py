@@ -1,5 +1,7 @@
 """The interface between a comparison and the models that it trains: arms, jobs, runs, and experiments.
 
+An arm is a text: a mixer, or the plain residual, and options, such as `cayley:streams=2,read=sigmoid`.
+
 With the same seed every arm gets the same data in the same order, the same number of steps, and the same initial
 weights outside its connections, unless the arm's options change them.
 """
@@ -85,9 +87,10 @@ class Session(Protocol):
     """One process that trains jobs one after the other, and may reuse a compiled model for the next job."""
 
     def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
-        """Start or resume a job, and return its run; None if `stop`, which is called every few steps, interrupted it.
+        """Start or resume a job, and return its run; None if `stop`, which is called every few steps, returned True.
 
-        An interrupted run leaves a checkpoint in `folder`, which the caller removes after the run.
+        `show` is called with the job and its progress. An interrupted run leaves a checkpoint in `folder`, which the
+        caller removes when the run is finished.
         """
         ...
 
@@ -115,7 +118,7 @@ class Experiment(ABC):
         return dataclasses.replace(run, model=change_settings(self.set_mixer(run.model, mixer), options, arm))
 
     def set_mixer(self, model: Any, mixer: str) -> Any:
-        """Return the configuration of an arm's model, before the arm's options."""
+        """Return the configuration `model` with an arm's mixer; the arm's options replace settings of it afterwards."""
         return configure_mixer(model, mixer)
 
     def check(self, arms: Sequence[str]) -> None:
@@ -194,7 +197,7 @@ def sort_options(arm: str) -> str:
 
 
 def configure_mixer(config: Config, mixer: str) -> Config:
-    """Return a model's configuration with this mixer; `PLAIN` also resets streams and all options of connections."""
+    """Return a model's configuration with this mixer; "plain" resets the mixer, streams and connections to defaults."""
     if mixer != PLAIN:
         return dataclasses.replace(config, mixer=mixer)
     plain: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(config) if is_for_connections(f.name)}
@@ -223,7 +226,7 @@ def append_values(curves: Curves, step: int, values: Mapping[str, float]) -> Non
 
 
 def summarize_mixing(statistics: JsonObject) -> dict[str, float]:
-    """Return the numbers that a comparison records, from `mixing_statistics`."""
+    """Return the numbers that a comparison records from the statistics that `mixing_statistics` returns."""
     distances = statistics["distance_to_identity"].values()
     return {
         **statistics["product_singular_values"],

@@ -74,7 +74,7 @@ class LanguageExperiment(Experiment):
 
     @property
     def run(self) -> "LanguageExperiment":
-        """The experiment itself, which has the settings of a run."""
+        """This experiment itself, whose fields are also the settings that all runs repeat (see `Experiment`)."""
         return self
 
     def __post_init__(self) -> None:

@@ -111,7 +111,10 @@ def train_job(session: Session, job: Job, out: Path, stop: Callable[[], bool], s
 
 
 def work_alone(queue: Queue, session: Session, out: Path, show: Show, ended: Callable[[Job], None]) -> None:
-    """Train the jobs of a queue in this process."""
+    """Train the jobs of a queue in this process.
+
+    `show` is called with a job and its progress, and `ended` with every job that was trained to its end.
+    """
 
     def observe(job: Job, progress: Progress) -> None:
         queue.observe(job, progress)
@@ -138,7 +141,10 @@ def work_together(
     show: Show,
     ended: Callable[[Job], None],
 ) -> None:
-    """Train the jobs of a queue in several processes; each process prefers jobs of the arm that it has compiled."""
+    """Train the jobs of a queue in several processes; each process prefers jobs of the arm that it has compiled.
+
+    `show` and `ended` are called as by `work_alone`.
+    """
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA
     threads = max(1, (os.cpu_count() or 1) // processes)
     workers: dict[Connection, multiprocessing.process.BaseProcess] = {}

@@ -1,4 +1,4 @@
-"""Training the recursive model on a puzzle task for a comparison, with the usual training loop."""
+"""Training the recursive model on a puzzle task for a comparison, with the training loop of `jpmhc train`."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ _SCORES = {"lm_loss": "loss", "exact_accuracy": "exact_accuracy", "token_accurac
 
 @dataclass(frozen=True)
 class RecursiveExperiment(Experiment):
-    """The recursive model, trained with every arm, learning rate and seed on a task of `TASKS`."""
+    """The recursive model, trained with every arm, learning rate and seed on one of the tasks `TASKS`."""
 
     run: TrainConfig = field(default_factory=TrainConfig)
     """The run that is repeated; its seed decides the initial weights, the puzzles and their order."""

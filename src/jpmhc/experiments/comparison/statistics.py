@@ -71,7 +71,10 @@ def best_runs(runs: Sequence[Run], arm: str) -> list[Run]:
 
 
 def summarize(runs: Sequence[Run], arms: Sequence[str], baselines: Sequence[str]) -> list[ArmSummary]:
-    """Return a summary of each arm's runs at its best learning rate, in the order of `arms`, without untrained arms."""
+    """Return a summary of each trained arm's runs at its best learning rate, in the order of `arms`.
+
+    A summary has the differences between the losses of the arm and of each of the `baselines`, which are arms, too.
+    """
     chosen = {arm: best for arm in arms if (best := best_runs(runs, arm))}
     losses = {arm: {run["seed"]: run["final"]["loss"] for run in best if run["final"]} for arm, best in chosen.items()}
     return [

@@ -1,7 +1,7 @@
 """Evaluation of checkpoints after training: `jpmhc evaluate` scores answers, `jpmhc predict` writes them to a file.
 
 Both commands load a checkpoint, rebuild its task, let the model answer the task's test rows, and write a file to the
-run's folder, whose name contains the options.
+run's folder. The file's name contains the options.
 """
 
 import dataclasses
@@ -97,7 +97,7 @@ class PredictConfig(Choices):
 
 
 def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] = lambda line: None) -> Metrics:
-    """Score every checkpoint and, with `config.pool`, the pooled votes; the first process writes the results' file.
+    """Score every checkpoint and, with `config.pool`, all their votes together; the first process writes the results.
 
     Several processes (torchrun) divide the rows of each checkpoint among themselves. The first process calls `report`
     with a line about every checkpoint before it writes the file, so that a full disk loses no score.

@@ -143,7 +143,7 @@ def bootstrap(metrics: Metrics, k: int) -> tuple[float, float]:
 
 
 def find_decoder(run: Path) -> Path | None:
-    """Return the path of an ARC decoder's checkpoint, given the checkpoint or its run's folder; None for others."""
+    """Return the path of an ARC decoder's checkpoint, given the checkpoint or its run's folder; else None."""
     path = run / CHECKPOINT
     return path if path.is_file() else run if run.name == CHECKPOINT else None
 
@@ -153,8 +153,8 @@ def evaluate_decoder(
 ) -> tuple[Score, Path]:
     """Score the checkpoint `path` of an ARC decoder, write the score to a file, and return the score and the file.
 
-    The options `pool`, `weights`, `compile`, `batch`, `tries` and `noise` must be the defaults. `report` is called with
-    a line about the score before the file is written.
+    The options `pool`, `weights`, `compile`, `batch`, `tries` and `noise` must have their default values. `report`
+    is called with a line about the score before the file is written.
     """
     usual = EvaluateConfig(runs=config.runs)
     for name in ("pool", "weights", "compile", "batch", "tries", "noise"):

@@ -71,7 +71,7 @@ class VoteCount(TypedDict):
 class VoteScorer(RowScorer):
     """A scorer that records a vote and the scores of each row, in about 50 bytes per row.
 
-    If the rows include a variant, they include all its tests. With `keep_grids` the scorer stores the grids with
+    The rows must include either all tests of a variant or none. With `keep_grids` the scorer stores the grids with
     votes, which submissions need and scores do not.
     """
 
@@ -111,7 +111,8 @@ class VoteScorer(RowScorer):
     def result(self, pool: Sequence[Self] = ()) -> Metrics:
         """Return row metrics, pass@k by vote, pass@k of independent answers, and standard errors.
 
-        The votes of the scorers in `pool` are added. With a pool there are no row metrics, which are of one checkpoint.
+        The votes of the scorers in `pool` are added. With a pool there are no row metrics, because they describe
+        one checkpoint.
         """
         result = super().result()
         if pool:

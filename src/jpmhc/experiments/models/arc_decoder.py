@@ -1,9 +1,10 @@
 """A decoder for ARC that reads a pair of grids token by token and predicts the tokens of the output grid.
 
-The decoder differs from the language model's decoder in three ways. Rotary positions have three coordinates: the part,
-row and column of a token. Each token gets a learned vector of its puzzle and a learned vector of its symmetry, and the
-model knows other pairs of the puzzle only through these vectors. The caller supplies the attention function: training
-attends within packed sequences, generation to a cache of earlier tokens.
+The decoder differs from the language model's decoder in three ways. Rotary positions have three coordinates: the part
+of the sequence that a token is in (start, input, separator or output), and the row and column of its cell. Each token
+gets a learned vector of its puzzle and a learned vector of its symmetry, and the model knows other pairs of the puzzle
+only through these vectors. The caller supplies the attention function: training attends within packed sequences,
+generation to a cache of earlier tokens.
 """
 
 import math
@@ -52,7 +53,7 @@ class Attend(Protocol):
     """An attention function that the caller supplies."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the layer's attention for queries, keys and values, each [..., heads, head_dim]."""
+        """Return the attention of layer number `layer` for queries, keys and values, each [..., heads, head_dim]."""
         ...
 
 
@@ -120,7 +121,7 @@ class ResidualLayers(nn.ModuleList):
 
 
 class ArcDecoder(nn.Module):
-    """The ARC decoder; its forward returns the mean cross-entropy in nats over the labels of a pack.
+    """The ARC decoder; its forward returns the mean cross-entropy in nats over the labels of a `Pack` of sequences.
 
     Two decoders built after the same `torch.manual_seed` have the same weights outside their connections. Without
     dropout they also give the same loss, because every kind of connection starts as the plain residual.

@@ -178,7 +178,7 @@ def make_connection(
     post_norm: PostNorm | None = None,
     device: str | None = None,
 ) -> HyperConnection:
-    """Return a hyper-connection around a sublayer; `post_norm` acts on the dimension that the sublayer mixes."""
+    """Return the hyper-connection number `index` of a stack; `post_norm` acts on the dimension its sublayer mixes."""
     over_positions = isinstance(sublayer, PositionSwiGLU) and post_norm == "rms"
     form = FORMS[config.mixer_form].get(config.mixer, EXACT_FORM)
     connection = (PositionNormConnection if over_positions else HyperConnection)(

@@ -1,10 +1,10 @@
 """A connection's coefficients with exactly the parameters that the paper counts (Table param-counts).
 
-The table's totals for n = 4, d = 512 contain constants that the paper does not explain: 36, 28 and 22. They are the
-numbers of outputs (one static logit each) plus the numbers of learned scales (one per stream for the read, the write
-and the rows of the skip): Sinkhorn 24 + 3 · 4, Grassmann 16 + 3 · 4, and Perm Mix 14 + 2 · 4, because its K skip logits
-belong to no stream. Cayley has neither, but a layer norm with weights and biases (2 · n d) and three full n × n
-matrices.
+The table's totals for n = 4 streams of d = 512 features contain constants that the paper does not explain: 36, 28 and
+22. They are the numbers of outputs (one static logit each) plus the numbers of learned scales (one per stream for the
+read, the write and the rows of the skip): Sinkhorn 24 + 3 · 4, Grassmann 16 + 3 · 4, and Perm Mix 14 + 2 · 4, because
+its K skip logits belong to no stream. Cayley has neither, but a layer norm with weights and biases (2 · n d) and three
+full n × n matrices.
 """
 
 from typing import Any, NamedTuple
@@ -27,9 +27,10 @@ class CountedParameters(NamedTuple):
 
 
 class CountedMap(CoefficientMap):
-    """A coefficient map with the logits scale · (W (g · norm(x) + b)) + bias of streams x.
+    """A coefficient map with the logits scale · (W (g · norm(x) + b)) + bias of streams x, with a matrix W.
 
-    The norm's weights g and biases b, and the scales, are put into W and bias, so kernels see a `CoefficientMap`.
+    The norm's weights g and biases b, and the scales, are combined with W and bias into one matrix and one bias, so
+    kernels see a `CoefficientMap`.
     """
 
     def __init__(self, counted: CountedParameters, *arguments: Any, **options: Any) -> None:

@@ -98,7 +98,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, attend: Attend, causal: bool = False) -> Tensor:
-    """Compute attention with the chosen kernel; q, k and v are [B, heads, S, head_dim]."""
+    """Compute attention with the kernel `attend`; q, k and v are [B, heads, S, head_dim]."""
     if attend == "auto":
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     with sdpa_kernel(_BACKENDS[attend]):

@@ -23,7 +23,7 @@ def stablemax_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
     Stablemax is softmax with the exponential replaced by :math:`s(x) = x + 1` for :math:`x \ge 0` and :math:`s(x) =
     1/(1 - x)` for :math:`x < 0`, so that it neither overflows nor rounds small probabilities to zero. In both cases
-    :math:`\log s(x) = \operatorname{sign}(x) \log(1 + |x|)`. Labels equal to PAD have a loss too.
+    :math:`\log s(x) = \operatorname{sign}(x) \log(1 + |x|)`. Labels equal to PAD (the padding, 0) have a loss too.
     """
     logits = logits.double()
     log_s = torch.where(logits < 0, -torch.log1p(-logits.clamp(max=0)), torch.log1p(logits.clamp(min=0)))
@@ -34,7 +34,7 @@ def stablemax_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def row_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean stablemax cross-entropy of each row, [B] float64, over its labels other than PAD.
+    """Return the mean stablemax cross-entropy of each row, [B] float64, over its labels other than PAD (0).
 
     It is 0 for a row without labels. Logits are [B, S, V] and labels [B, S].
     """

@@ -31,7 +31,7 @@ def make_mask(pack: Pack) -> Tensor | BlockMask:
 
 
 def make_block_mask(pack: Pack) -> BlockMask:
-    """Return a pack's attention mask by blocks: each block sees blocks from the first in `pack.spans` to itself.
+    """Return a pack's attention mask by blocks: each block sees the blocks from its entry in `pack.spans` to itself.
 
     The host never waits for the device. `BlockMask.from_kv_blocks` is not used, because it would compute the blocks of
     queries, which the pack knows already, at a great cost on the host.

@@ -1,10 +1,10 @@
 r"""The recursive transformer: two weight-tied blocks that are applied many times, until a learned head says stop.
 
 One *call* of the network, :math:`f(z, u)`, adds the injection `u` to the state `z` and applies attention (or a
-feed-forward layer over positions), feed-forward, attention, feed-forward. One *supervision step* repeats `h_cycles`
-times: `l_cycles` times ``z_l = f(z_l, z_h + x)``, then ``z_h = f(z_h, z_l)``. Gradients pass through the last of the
-`h_cycles` only. Each supervision step ends with an answer read from `z_h`, and a loss. The detached states enter the
-next supervision step, until the row halts and gets a new puzzle.
+feed-forward layer over positions), feed-forward, attention, feed-forward. With `x` the embedded puzzle, one
+*supervision step* repeats `h_cycles` times: `l_cycles` times ``z_l = f(z_l, z_h + x)``, then ``z_h = f(z_h, z_l)``.
+Gradients pass through the last of the `h_cycles` only. Each supervision step ends with an answer read from `z_h`, and a
+loss. The detached states enter the next supervision step, until the row halts and gets a new puzzle.
 
 With ``mixer="identity"`` and one stream this is the Tiny Recursive Model. With another mixer or more streams, each
 residual connection is a :class:`jpmhc.HyperConnection`.
@@ -86,7 +86,7 @@ class RecursiveConfig(ConnectionConfig):
 
 
 def refuse_device(config: RecursiveConfig, device: torch.device) -> None:
-    """Raise a ValueError if the model's weights alone exceed the memory, or if the device lacks its kernels."""
+    """Raise a ValueError if the weights alone exceed the memory, or if the device lacks kernels for the model."""
     inner = inner_width(config.dim, config.expansion, config.inner_multiple)
     weights = config.layers * config.dim * (4 * config.dim + 3 * inner)
     checks.fits_memory(4 * weights, f"a model of {weights:.2g} weights (dim {config.dim}, layers {config.layers})")
@@ -183,7 +183,10 @@ class RecursiveCore(nn.Module):
         return (self.positions, *carried, self.config.dim)
 
     def embed_rows(self, puzzle: Tensor, inputs: Tensor) -> Tensor:
-        """Return the network's input [B, T, d] of tokens [B, S] and puzzle vectors [B, d], scaled by √d."""
+        """Return the network's input [B, T, d]: the puzzle slots, then the tokens [B, S], all multiplied by √d.
+
+        The first slot holds the row's vector from `puzzle` [B, d], the other slots zeros.
+        """
         # A product with indicators instead of a gather. With a dozen different tokens its backward pass is one small
         # matrix product; the gather's backward pass would add hundreds of thousands of rows into a dozen.
         tokens = pad_rows(self.tokens.to(self.dtype))
@@ -240,7 +243,7 @@ class RecursiveCore(nn.Module):
         fresh: Tensor,  # [B] whether a row begins a new puzzle, so that its states and step count are reset
         minimum: Tensor,  # [B] number of steps before which a row may not halt; with 0 the halting head decides alone
     ) -> Step:
-        """Run one supervision step of training."""
+        """Run one supervision step of training: reset `fresh` rows, and compute answers, losses and halting."""
         wide = fresh.view(-1, *(1,) * len(self.state_shape))
         h_init, l_init = self.initial_states(len(fresh))
         z_h, z_l = torch.where(wide, h_init, z_h), torch.where(wide, l_init, z_l)
@@ -250,7 +253,7 @@ class RecursiveCore(nn.Module):
     def score_step(
         self, z_h: Tensor, z_l: Tensor, prediction: Prediction, labels: Tensor, steps: Tensor, minimum: Tensor
     ) -> Step:
-        """Compute the losses of a supervision step, and decide which rows halt after it."""
+        """Compute each row's losses after `steps` supervision steps; decide which rows halt, none before `minimum`."""
         losses = row_losses(prediction.logits, labels, prediction.q_halt)
         with torch.no_grad():
             halted = ((prediction.q_halt > 0) | (steps >= self.config.halt_max_steps)) & (steps >= minimum)
@@ -312,7 +315,7 @@ class RecursiveModel(nn.Module):
 
 
 def refill_rows(carry: Carry, inputs: Tensor, labels: Tensor, identifiers: Tensor) -> Carry:
-    """Return a carry with new puzzles in the halted rows; `halted` stays set: the next step resets their states."""
+    """Return a carry with new puzzles in the halted rows; `halted` stays set, so that the next step resets them."""
     fresh = carry.halted
     return carry._replace(
         inputs=torch.where(fresh[:, None], inputs, carry.inputs),

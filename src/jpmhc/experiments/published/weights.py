@@ -59,7 +59,7 @@ def read_vocabulary(weights: dict[str, Tensor], path: Path) -> int:
 
 
 def refuse_table(weights: dict[str, Tensor], identifiers: int, path: Path, names: Path) -> None:
-    """Raise a ValueError if the puzzle table does not have one row per identifier."""
+    """Raise a ValueError unless the puzzle table in the file `path` has one row per identifier in the file `names`."""
     if _TABLE in weights and len(weights[_TABLE]) != identifiers:
         raise ValueError(
             f"{names} names {identifiers} rows, but {_TABLE} in {path} has {len(weights[_TABLE])}: they belong to "
@@ -73,7 +73,7 @@ def count_layers(weights: dict[str, Tensor]) -> int:
 
 
 def name_parameters(config: RecursiveConfig) -> dict[str, str]:
-    """Return the names in `RecursiveCore` by published name, for all tensors except the puzzle table."""
+    """Return each tensor's name in `RecursiveCore` by its published name, without the puzzle table."""
     names = dict(_NAMES)
     prefix = "network" if config.plain else "network.connections"
     for layer in range(config.layers):

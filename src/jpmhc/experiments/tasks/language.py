@@ -74,7 +74,7 @@ class Tokens:
 
 
 def draw_rows(available: int, needed: int, length: int, seed: int) -> Tensor:
-    """Return the token index at which each training row begins: all rows in random order, epoch after epoch. [needed]
+    """Return the first token indices of `needed` training rows: all `available` rows in random order, epoch by epoch.
 
     >>> sorted(draw_rows(available=4, needed=4, length=10, seed=0).tolist())
     [0, 10, 20, 30]
@@ -84,7 +84,7 @@ def draw_rows(available: int, needed: int, length: int, seed: int) -> Tensor:
 
 
 def refuse_second_reading(available: int, steps: int, batch: int, length: int, epochs: int) -> None:
-    """Raise a ValueError if training would read tokens more than `epochs` times."""
+    """Raise a ValueError if training would read the `available` rows of tokens more than `epochs` times."""
     needed = steps * batch
     if available < 1 or needed > epochs * available:
         times = "" if available < 1 else f", so training would read them {needed / available:.2f} times"

@@ -67,7 +67,7 @@ def summarize(progress: Progress) -> str:
 
 
 class PackedLoss:
-    """A decoder and its loss function, which is compiled on CUDA or if the run says so."""
+    """A decoder and its loss function, which is compiled if the run's `compile` is "yes", or "auto" on CUDA."""
 
     def __init__(self, run: ArcDecoderRun, puzzles: int, device: torch.device) -> None:
         self.model = model = ArcDecoder(run.model, puzzles).to(device)
@@ -89,7 +89,8 @@ class PackedLoss:
 class Training:
     """A decoder in training.
 
-    `compiled` is a loss that was compiled for the same model and tokens per step; its model gets new initial weights.
+    `compiled` is the loss of an earlier training with equal model settings and tokens per step, which is reused; its
+    model gets new initial weights.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class Training:
         return sums
 
     def compute(self, pack: Pack) -> Tensor:
-        """Run the device's operations of a training step, and return the loss and the gradient's norm. [2]"""
+        """Run the part of a training step that a CUDA graph can record; return the loss and the gradient's norm. [2]"""
         loss = self.loss(pack)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.clip)

@@ -208,7 +208,10 @@ def list_intact(run: Path) -> list[Path]:
 
 
 def choose_checkpoint(run: Path, which: str) -> Checkpoint | None:
-    """Return the checkpoint that a run resumes, or None for a new run: for "no", and for "auto" without checkpoints."""
+    """Return the checkpoint that a run resumes; None if `which` is "no", or "auto" and the run has no checkpoints.
+
+    "auto" is otherwise "latest"; `find_checkpoint` explains the other values of `which`.
+    """
     new = which == "no" or (which == "auto" and not list_folders(run))
     return None if new else find_checkpoint(run, "latest" if which == "auto" else which)
 

@@ -134,7 +134,7 @@ class TrainConfig:
         return self.steps if self.stop_at is None else self.stop_at
 
     def learning_rate_factor(self, step: int) -> float:
-        """Return the factor of all learning rates at a step, from the linear warm-up and the drops."""
+        """Return the factor of all learning rates at a step, from the linear warm-up and the drops at `decay_at`."""
         factor = 1.0
         for at, to in zip(self.decay_at, self.decay_to):
             if step >= at * self.steps:
@@ -277,7 +277,7 @@ def flatten_fields(fields: Mapping[str, object], separator: str = ".") -> dict[s
 
 
 def restore(cls: Any, fields: Any, name: str = "") -> Any:
-    """Return a dataclass with fields from JSON, which has neither tuples nor paths; raise an error for a wrong field.
+    """Return an instance of `cls` with fields from JSON, which lacks tuples and paths; a wrong field is an error.
 
     `TaskConfig` stands for the class that the field `kind` names. `name` is the field that holds the dataclass.
     """

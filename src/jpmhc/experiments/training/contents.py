@@ -107,7 +107,7 @@ def require_parameter_state(saved: object, parameter: Tensor, names: Sequence[st
 
 
 def require_like(value: object, expected: object, subject: str = "it") -> None:
-    """Raise a ValueError if `value` and `expected` differ in keys, lengths, shapes, types or texts, beside numbers."""
+    """Raise a ValueError if two values differ in keys, lengths, shapes, types or texts; numbers may differ."""
     if isinstance(expected, Tensor):
         if not isinstance(value, Tensor) or _form(value) != _form(expected):
             raise ValueError(f"{subject} is {_describe(value)}, and must be {_describe(expected)}")

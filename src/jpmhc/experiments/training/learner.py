@@ -276,7 +276,7 @@ def describe_step(learner: Learner, sums: Sums, norms: dict[str, Tensor]) -> Jso
 
 
 def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> None:
-    """Raise a ValueError if a checkpoint does not fit a configuration."""
+    """Raise a ValueError if the checkpoint `resume` does not fit the configuration or the processes of this run."""
     if refused := [change for change in list_changes(resume.config, config) if change.refused]:
         raise ValueError(f"{resume.path} belongs to another configuration: {', '.join(map(str, refused))}")
     if resume.step > config.last_step:

@@ -1,4 +1,4 @@
-"""Statistics of a model's mixing matrices H_res: violations of their set, distance to the identity, and products."""
+"""Statistics of a model's mixing matrices H_res: distance to the mixer's set and to the identity, and products."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
@@ -16,10 +16,10 @@ from jpmhc.mixers import Mixer
 def mixing_statistics(model: nn.Module, run: Callable[[], object]) -> dict[str, Any]:
     """Run a whole, unsharded model on a few rows, and return statistics of its connections' mixing matrices H_res.
 
-    For each connection: the mean H_res, its mean Frobenius distance to the identity, and the largest violation of its
-    set. For the product of all H_res that a token passes: quantiles of the singular values, and the share of singular
-    values below 0.1. After each connection: the product's mean singular values, for the model and for random matrices
-    of the same mixer. Empty for a plain model.
+    For each connection: the mean H_res, its mean Frobenius distance to the identity, and the largest distance to the
+    mixer's set of matrices. For the product of all H_res that a token passes: quantiles of the singular values, and the
+    share of singular values below 0.1. After each connection: the product's mean singular values, for the model and for
+    random matrices of the same mixer. The result is empty for a plain model.
     """
     modules = {name: m for name, m in model.named_modules() if isinstance(m, HyperConnection)}
     if not modules:

@@ -49,7 +49,7 @@ def minimum_steps(seed: int, step: int, rows: np.ndarray, probability: float, ma
 
 
 class Prefetcher:
-    """A thread that prepares batches and halting minima while earlier steps run.
+    """A thread that prepares batches and halting minima (see `minimum_steps`) while earlier steps run.
 
     `rows` are the rows of each batch that belong to this process; `ahead` steps are prepared in advance.
     """

@@ -26,7 +26,7 @@ class _Job:
 class Display:
     """A display of jobs: bars on a terminal; elsewhere one line when a job begins, and one every ten seconds.
 
-    Of several processes only the first one has a display that `speaks`.
+    Without `speaks`, nothing is shown: of several processes only the first one speaks.
     """
 
     def __init__(self, speaks: bool = True) -> None:

@@ -48,13 +48,13 @@ class Replicas:
             self.module = DistributedDataParallel(core, device_ids=devices, gradient_as_bucket_view=True, **sending)
 
     def exchanging_gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a context for one part's passes; processes exchange gradients only in the passes of the last part."""
+        """Return a context for the passes of one part of the batch; gradients are exchanged only in the last part."""
         if isinstance(self.module, DistributedDataParallel) and not last:
             return self.module.no_sync()
         return contextlib.nullcontext()
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Accumulate the gradient of `loss`, the sum of the losses of one part's rows divided by the batch size."""
+        """Accumulate the gradient of `loss`, the losses' sum over a part of the batch, divided by the batch size."""
         # DDP averages over processes, so the loss is multiplied by their number, which is exact for 2, 4, 8, ….
         (loss * self.world.size).backward()
 

@@ -71,7 +71,7 @@ def layout_of_variant(offset: np.ndarray, height: np.ndarray, width: np.ndarray,
 def layout_of_source(
     offset: np.ndarray, stride: int, height: np.ndarray, width: np.ndarray, symmetry: np.ndarray
 ) -> Layout:
-    """Return the layouts of source grids in stored variants of `height` × `width` cells, with rows `stride` apart."""
+    """Return layouts that read source grids from stored variants, `height` × `width` cells with rows `stride` apart."""
     transpose, rows, columns = _bits(symmetry)
     h, w = np.where(transpose, width, height), np.where(transpose, height, width)
     over_rows, over_columns = np.where(transpose, 1, stride), np.where(transpose, stride, 1)
@@ -191,7 +191,7 @@ _PUBLISHED = {f"t{k}": ours for k, ours in enumerate((0, 5, 3, 6, 1, 2, 4, 7))}
 
 
 def list_tasks(names: list[str]) -> set[str]:
-    """Return the tasks in the row names of a published puzzle table."""
+    """Return the names of the tasks that occur in `names`, the row names of a published puzzle table."""
     return {name.split(_SEPARATOR, 1)[0] for name in names} - {NO_PUZZLE}
 
 

@@ -81,7 +81,10 @@ class ArcConfig(TaskConfig):
 
     @classmethod
     def of_published_model(cls, vocabulary: int, identifiers: Path, options: TaskOptions) -> PublishedTask | None:
-        """Return the task with the version in `options`, or else the newest version with all tasks in `identifiers`."""
+        """Return the task with the ARC version in `options`, or else the newest whose tasks are all in `identifiers`.
+
+        Returns None if `vocabulary`, the model's number of tokens, differs from ARC's.
+        """
         if vocabulary != tokens.VOCABULARY:
             return None
         if "variants_from" in options:
@@ -181,7 +184,7 @@ class Arc(VotingTask):
         self._offset = np.concatenate([[0], np.cumsum(self._height * self._width)[:-1]])
 
     def grid_layout(self, grid: np.ndarray, variant: np.ndarray) -> augment.Layout:
-        """Return the layouts, in `cells`, of grids in the given variants; pair p has the grids 2p and 2p + 1."""
+        """Return layouts that read grids in the given variants from `cells`; pair p has the grids 2p and 2p + 1."""
         symmetry = self.variants.symmetry[variant]
         return augment.layout_of_variant(self._offset[grid], self._height[grid], self._width[grid], symmetry)
 
@@ -255,7 +258,7 @@ class Arc(VotingTask):
         return Batch(sides[0], sides[1], torch.from_numpy(self._identifier[variant]))
 
     def locate_rows(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the puzzle (as an index into `tested`), the variant and the pair of each test row."""
+        """Return the puzzle (as an index into `tested`, the tested puzzles), variant and pair of each test row."""
         rows = np.asarray(rows, np.int64)
         index = np.searchsorted(self._row_starts, rows, side="right") - 1
         drawn, test = np.divmod(rows - self._row_starts[index], self._tests[index])
@@ -343,7 +346,7 @@ class Arc(VotingTask):
         return names
 
     def fingerprint(self) -> str:
-        """Return a digest of puzzles, variants and order, not of the files' folders or the choice of tests."""
+        """Return a digest of the puzzles, their variants and order, but not of their folders or the choice of tests."""
         c = self.config
         digest = hashlib.blake2b(repr((c.translate, c.side, c.seed, COLOURS)).encode(), digest_size=12)
         for array in (self.cells, self._height, self._width, self._trained_pairs, self._first_test):

