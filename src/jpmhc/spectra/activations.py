@@ -81,7 +81,7 @@ class Activation:
 
 @lru_cache(maxsize=8)
 def hermite_nodes(nodes: int) -> tuple[Tensor, Tensor]:
-    """Return the nodes and weights of Gauss–Hermite quadrature for a standard normal number. [nodes] each"""
+    """Return the nodes and weights of Gauss–Hermite quadrature for the mean over a standard normal Z. [nodes] each"""
     x, weight = np.polynomial.hermite_e.hermegauss(nodes)
     return torch.from_numpy(x), torch.from_numpy(weight / math.sqrt(2 * math.pi))
 
@@ -165,7 +165,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def get_activation(activation: str | Activation) -> Activation:
-    """Return the activation with a name in `ACTIVATIONS` or at MODULE:NAME; return an `Activation` unchanged.
+    """Return the activation that a name in `ACTIVATIONS` or MODULE:NAME stands for; return an `Activation` unchanged.
 
     >>> get_activation("gelu").name
     'gelu'

@@ -39,7 +39,7 @@ def to_skips(value: Tensor | np.ndarray | Sequence, name: str = "skips", depth: 
 
 
 def to_layer_numbers(value: Tensor | Sequence[float] | float, name: str, like: Tensor) -> Tensor:
-    """Return one non-negative number per layer [L]; `like` [L, ...] gives L, and a single number is repeated."""
+    """Return one non-negative number per layer [L], repeating a single number; L is the length of `like` [L, ...]."""
     numbers = checks.real_tensor(value, name).to(like.device)
     if numbers.ndim == 0:
         numbers = numbers.expand(len(like)).clone()
@@ -53,7 +53,7 @@ def to_layer_numbers(value: Tensor | Sequence[float] | float, name: str, like: T
 def to_read_and_write(
     read: Tensor | Sequence | None, write: Tensor | Sequence | None, skips: Tensor
 ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Return the read and the write vectors [L, n], or (None, None); a single vector [n] is for all layers."""
+    """Return the read and write vectors [L, n], or (None, None) without them; a single vector [n] is for all layers."""
     if read is None and write is None:
         return None, None
     if read is None or write is None:
@@ -70,7 +70,7 @@ def to_read_and_write(
 
 
 def to_correlations(value: Tensor | Sequence, skips: Tensor) -> Tensor:
-    """Return the correlations of the layers' noises [L, L], from such a matrix or from one label per layer [L].
+    """Return the correlations of the layers' noises [L, L]; `value` is this matrix or one label per layer [L].
 
     Layers with the same label have correlation one, layers with different labels correlation zero."""
     tied = checks.real_tensor(value, "tied").to(skips.device)

@@ -56,13 +56,13 @@ class Density:
 
     Attributes:
         x: The grid of squared singular values, ascending. [P]
-        values: The density, clipped at zero and not normalised. [P]
-        eta: The smoothing at each point. [P]
+        values: The density $\rho$, clipped at zero and not normalised. [P]
+        eta: The smoothing at each point, the imaginary part of z. [P]
         mass: The density's integral over the grid, before any normalisation.
-        below: The mass below the grid: an atom at zero, or singular values smaller than the grid's first. `mass` and
+        below: The mass below the grid's first point: an atom at zero, or small singular values. `mass` and
             `below` add up to one, apart from smoothing. Zero for a fixed eta, which spreads this mass over the grid.
         first_moment: $\int x \rho\,dx$ over the grid.
-        exact_moment: The mean squared singular value, exact, from `Network.mean_square`.
+        exact_moment: The exact mean squared singular value, from `Network.mean_square`.
         interpolated: True at points that did not converge and were interpolated from their neighbours. [P]
         residual: The largest residual of the points that were not interpolated.
         method: The name of the method that computed the Cauchy transform.
@@ -112,12 +112,12 @@ class Density:
         return save_and_return(plot_density(self, samples), path)
 
     def singular_values(self) -> tuple[Tensor, Tensor]:
-        r"""Return the grid in singular values and their density $2 s \rho(s^2)$."""
+        r"""Return the grid's singular values $s = \sqrt x$ and their density $2 s \rho(s^2)$. [P] each"""
         s = self.x.sqrt()
         return s, 2 * s * self.values
 
     def moments(self, count: int) -> Tensor:
-        r"""Integrate $x^k \rho$ over the grid, k = 1, …, count; `spectra.moments` does so without smoothing. [count]"""
+        r"""Return $\int x^k \rho\,dx$ over the grid for k = 1, …, count; `spectra.moments` has no smoothing. [count]"""
         orders = range(1, checks.whole_number(count, "the number of moments") + 1)
         return torch.stack([_integral(self.x, self.x**k * self.values) for k in orders])
 
@@ -128,7 +128,10 @@ class Density:
         return total / total[-1]
 
     def quantile(self, probability: float) -> float:
-        """Return the singular value below which a fraction `probability` of all lies; 0 if it is below the grid."""
+        """Return the singular value below which a fraction `probability` of all singular values lies.
+
+        The result is 0 if the singular value lies below the grid.
+        """
         if checks.non_negative_number(probability, "a quantile's probability") > 1:
             raise ValueError(f"a quantile's probability must be at most 1, not {probability:g}")
         cumulative = self.cumulative().numpy()
@@ -174,6 +177,8 @@ def density(
     maximum: int | None = None,
 ) -> Density:
     r"""Compute the density of squared singular values by Stieltjes inversion, $\rho = -\mathrm{Im}\,G(x + i\eta)/\pi$.
+
+    G is the Cauchy transform (`Solution`), and $\eta$ is the smoothing.
 
     By default the grid is chosen so that it covers the whole spectrum, over any number of orders of magnitude, and
     $\eta$ is proportional to x: a fixed $\eta$ would smear the singular values that have collapsed towards zero.

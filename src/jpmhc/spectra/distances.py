@@ -75,7 +75,10 @@ def distances(density: Density, samples: Tensor | np.ndarray, bins: int = 60) ->
 
 
 def wasserstein(density: Density, samples: Tensor | np.ndarray) -> float:
-    r"""Compute $W_1 = \int |F - F_n|\,ds$ in singular values; mass below the density's grid is taken to lie at zero."""
+    r"""Compute $W_1 = \int |F - F_n|\,ds$ for the distribution functions F of the density and $F_n$ of the samples.
+
+    The integral is over singular values s. Mass below the density's grid is taken to lie at zero.
+    """
     s = singular_values(samples)
     grid, cumulative = density.x.sqrt().numpy(), density.cumulative().numpy()
     points = np.unique(np.concatenate([[0.0], s, grid]))

@@ -37,6 +37,8 @@ _BAND = 5e-3
 def moments(network: Network, count: int, top: float, transform: Transform = cauchy) -> Tensor:
     r"""Compute $\int x^k \rho\,dx = \frac{1}{2\pi i}\oint z^k G(z)\,dz$ for k = 1, …, count to nine digits. [count]
 
+    $\rho$ is the density of squared singular values x, and G is its Cauchy transform.
+
     Args:
         top: A number above the spectrum, such as the end of a density's grid.
 
@@ -71,7 +73,8 @@ def moments(network: Network, count: int, top: float, transform: Transform = cau
 def edges(network: Network, density: Density, transform: Transform = cauchy) -> Tensor:
     r"""Return the lower and the upper edge of each band of squared singular values, to about five digits. [k, 2]
 
-    Halving $\eta$ halves $\mathrm{Im}\,G$ outside the spectrum, does not change $\mathrm{Im}\,G$ inside, and divides
+    A band is an interval on which the density is above zero; the grid of `density` gives the first, rough edges.
+    Halving the smoothing $\eta$ halves $\mathrm{Im}\,G$ outside the spectrum, leaves it unchanged inside, and divides
     $\mathrm{Im}\,G$ by $\sqrt 2$ at an edge, where the density is a square root. Each edge lies between the peak of its
     band and the grid's first point outside the band. This interval is divided a few times. Then the squared density,
     which is analytic near the edge, is extrapolated to its zero from points inside the band, where the equation is

@@ -1,6 +1,7 @@
 r"""The loop that solves the equations of `spectra` and `paper`, and the continuation that finds good starts for it.
 
-An `Equation` is a batch of small systems $x = g(x; z)$ with the spectral point z as the parameter, one row per point. A
+An `Equation` is a batch of small systems $x = g(x; z)$ in the unknowns x [d], with the spectral point z as the
+parameter: one row per point. The image of x is g(x; z), and the residual is g(x; z) - x. A
 `Scheme` computes the next iterate from the present one. `solve` runs a scheme until every row has converged.
 `lead_down` and `lead_along` call `solve` at a sequence of points, from a point with a known solution to the wanted
 points.
@@ -27,18 +28,21 @@ _STAGE_TOLERANCE = 1e-3
 
 
 class Equation:
-    """A batch of systems of equations of one size, given by a map g with x = g(x), by Newton corrections, or by both.
+    """A batch of equations x = g(x; z), given by the map g, by Newton corrections, or by both; one row per point z.
 
     The methods' arguments describe the rows that are still being solved: the unknowns x [b, d], the points z [b], and
     the rows' numbers in the whole batch, index [b]. A subclass defines `image` or `newton_correction`, or both.
     """
 
     def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return g(x). [b, d]"""
+        """Return g(x; z), one step of the fixed-point iteration, for the rows `index`. [b, d]"""
         raise ValueError("this method's equation is given by its Newton corrections alone; use the scheme 'newton'")
 
     def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the residual's size [b] and Newton's correction to x [b, d]; by default from differences of g."""
+        """Return the residual's size [b] and Newton's correction to x [b, d].
+
+        By default the derivative in the correction is a difference quotient of g(x; z).
+        """
         residual = self.image(x, z, index) - x
         width = 1e-7 * x.abs().clamp_min(1.0)  # [b, d]
         columns = []
@@ -51,23 +55,26 @@ class Equation:
         return (residual.abs() / self.scale(x, z, index)).amax(-1), correction
 
     def admissible(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return a mask of the admissible rows: x lies in the region that contains the solution. [b]"""
+        """Return a mask of the admissible rows, whose x lies in the region where the solution must lie. [b]"""
         return torch.ones(len(x), dtype=torch.bool, device=x.device)
 
     def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return the numbers by which residuals are divided. [b, d], or [1, 1] for one number"""
+        """Return the numbers by which residuals are divided before they are compared with the tolerance.
+
+        [b, d], or [1, 1] for one number
+        """
         return torch.ones(1, 1, dtype=torch.float64, device=x.device)
 
     def rounding(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor | None:
-        """Return numbers to add to `scale`, which allow for rounding of g(x); None if rounding is small. [b, d]"""
+        """Return numbers to add to `scale` to allow for rounding errors of g(x; z); None if these are small. [b, d]"""
         return None
 
     def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
-        """Return the point at a share of the way from x to g(x); it is admissible if x and g(x) are. [b, d]"""
+        """Return the point at a `share` of the way from x to `image`, g(x; z); admissible if both ends are. [b, d]"""
         return x + share * (image - x)
 
     def clamp(self, x: Tensor) -> Tensor:
-        """Return an admissible point near x if the equation defines one, and x otherwise. [b, d]"""
+        """Return an admissible point near x if the equation defines such a point, and x otherwise. [b, d]"""
         return x
 
     def safe_image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor | None:
@@ -80,7 +87,7 @@ class ContinuedEquation(Equation, ABC):
 
     @abstractmethod
     def start(self, z: Tensor, index: Tensor) -> Tensor:
-        """Return the solution to leading order at points z far above the real axis. [b, d]"""
+        """Return the solution x to leading order in 1/z, at points z far above the real axis. [b, d]"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,12 +122,13 @@ class FixedPoints:
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in cls.__annotations__))
 
     def merge_pass(self, rows: Tensor, later: FixedPoints) -> None:
-        """Replace, in place, the rows that a later pass improved; add the pass's iterations to each row of the pass.
+        """Take over, in place, the rows that a later run of `solve` improved, and add the run's iterations.
 
         A converged row is better than an unconverged row; otherwise the row with the smaller residual is better.
 
         Args:
-            rows: The numbers of the later pass's rows in this batch. [b]
+            rows: The numbers, in this batch, of the rows that the later run solved. [b]
+            later: The results of the later run. [b]
         """
         smaller = later.residual < self.residual[rows]
         better = (later.converged & ~self.converged[rows]) | (smaller & (later.converged | ~self.converged[rows]))
@@ -159,7 +167,7 @@ S = TypeVar("S", bound=State)
 
 
 class Scheme(ABC):
-    """A way to iterate: one iteration, or several iterations that take turns.
+    """A way to iterate: one `Iteration`, or several that take turns.
 
     Attributes:
         first_try: The number of iterations after which an unconverged row is solved by continuation instead.
@@ -173,10 +181,13 @@ class Scheme(ABC):
 
     @abstractmethod
     def phases(self, maximum: int) -> Iterator[tuple[Iteration, int]]:
-        """Yield the iterations that take turns on the unconverged rows, each with its largest number of steps."""
+        """Yield each `Iteration` that takes a turn on the unconverged rows, with the most steps of that turn.
+
+        `maximum` is the limit of `Options`.
+        """
 
     def for_hard_rows(self) -> Scheme:
-        """Return the scheme for rows that did not converge in the first try."""
+        """Return the scheme for rows that did not converge within `first_try` iterations."""
         return self
 
 
@@ -341,7 +352,10 @@ def lead_along(equation: Equation, known: Tensor, x: Tensor, z: Tensor, index: T
 
 
 def points_above(z: Tensor, top: float | Tensor, ratio: float) -> list[Tensor]:
-    """Return the points above z at heights that fall from `top` in factors of at most `ratio`; the last point is z."""
+    """Return points [B] with the real part of z whose imaginary part falls in steps from `top` to the one of z.
+
+    A step divides the imaginary part by at most `ratio`. The last points are z.
+    """
     start = torch.maximum(z.imag, torch.as_tensor(top, dtype=torch.float64, device=z.device))
     stages = math.ceil(math.log(max(1.0, float((start / z.imag).max()))) / math.log(ratio))
     heights = [z.imag * (start / z.imag) ** (1 - k / stages) for k in range(stages)] if stages else []

@@ -1,8 +1,9 @@
 r"""Choose a density's grid so that it covers the whole spectrum, over any number of orders of magnitude.
 
-The search works in t = log x, on the curve $-\mathrm{Im}\,zG/\pi$, which is the density of t. The first step finds the
-decades that hold mass. The next steps refine the grid in these decades while the smoothing falls from a wide one, which
-shows every band, to the wanted one.
+The search works in t = log x for squared singular values x, on the curve $-\mathrm{Im}\,zG/\pi$ at $z = x + i\eta$ with
+the smoothing $\eta$ and the Cauchy transform G. The curve is the density of t. The first step finds the decades that
+hold mass. The next steps refine the grid in these decades while the smoothing falls from a wide one, which shows every
+band, to the wanted one.
 """
 
 import math
@@ -40,7 +41,11 @@ _LARGEST = 1200
 
 
 def upper_bound(network: Network) -> float:
-    r"""Return the bound $\prod_l (\|A_l\| + \|\sigma_l W_l\|)^2$ on the squared singular values."""
+    r"""Return the bound $\prod_l (\|A_l\| + \|\sigma_l W_l\|)^2$ on the squared singular values.
+
+    $A_l$ is the skip and $\sigma_l W_l$ the noise of layer l; the noise's norm is its limit for many features, or a
+    bound on this limit.
+    """
     if network.covariance is not None:
         factors = network.noise_factors()
         rows = torch.linalg.matrix_norm((factors @ factors.mT).sum(1), 2)

@@ -1,7 +1,8 @@
 r"""How fast singular values grow or collapse with depth: closed forms at infinite depth.
 
-All layers share one normal skip with squared singular values $s_i$ and have isotropic noise of variance $\sigma^2$. A
-growth factor is $\kappa = \lim s(J)^{2/L}$ for a singular value s(J) (docs/derivations/real_networks.md).
+All L layers share one normal skip with squared singular values $s_i$ and have isotropic noise of variance $\sigma^2$; J
+is the product of the layers, and "mean" is over i. A growth factor is $\kappa = \lim s(J)^{2/L}$ for a singular value
+s(J) (docs/derivations/real_networks.md).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def share_of_growth_below(
 ) -> Tensor:
     r"""Return the share of growth factors $s(J)^{2/L}$ below $\kappa$, for infinitely many equal layers.
 
-    The share is $\frac12 - \frac12 \mathrm{mean}\, u_i / \sqrt{u_i^2 + 4\beta^2}$. Here $\beta$ solves
-    $1/\sigma^2 = \mathrm{mean}\,1/\sqrt{u_i^2 + 4\beta^2}$ with $u_i = s_i - \kappa + \beta^2/\kappa$, and is zero
+    The share is $\frac12 - \frac12 \mathrm{mean}\, u_i / \sqrt{u_i^2 + 4\beta^2}$. Here $\beta$ solves $1/\sigma^2 =
+    \mathrm{mean}\,1/\sqrt{u_i^2 + 4\beta^2}$ with $u_i = s_i - \kappa + \beta^2/\kappa$; $\beta$ is zero for $\kappa$
     outside the range of the growth factors.
 
     Args:
@@ -81,11 +82,12 @@ def growth_edges(squares: Tensor | Sequence[float], variance: float) -> tuple[fl
 
 
 def projector_rate(streams: int, rank: int) -> float:
-    r"""Return the mean $\log s$ per layer of the nonzero singular values of a product of random projectors of one rank.
+    r"""Return the mean of log s, divided by the depth, for the nonzero singular values s of a product of projectors.
 
-    The mean is $\frac{1}{2k} \sum_{j=1}^{k} [\psi(\tfrac{k-j+1}{2}) - \psi(\tfrac{n-j+1}{2})]$ with the digamma
-    function $\psi$, for rank k of n streams and no noise. The mean is below zero unless k = n: products of independent
-    projectors collapse, and only a projector shared by all layers does not.
+    The projectors are random, of rank k on n streams, one per layer, and there is no noise. The mean is $\frac{1}{2k}
+    \sum_{j=1}^{k} [\psi(\tfrac{k-j+1}{2}) - \psi(\tfrac{n-j+1}{2})]$ with the digamma function $\psi$. The mean is
+    below zero unless k = n: products of independent projectors collapse, and only a projector shared by all layers does
+    not.
 
     >>> projector_rate(4, 2) < 0
     True
@@ -100,8 +102,8 @@ def projector_rate(streams: int, rank: int) -> float:
 def layers_until_collapse(skips: Tensor, threshold: float = 0.1) -> float:
     r"""Return the number of layers after which the differences between streams fall below a threshold.
 
-    A layer with row sums one multiplies the differences by $|\det H|^{1/(n-1)}$ in geometric mean. The number of layers
-    is infinite if the differences do not shrink.
+    A layer whose skip H has row sums one multiplies the differences by $|\det H|^{1/(n-1)}$ in geometric mean. The
+    number of layers is infinite if the differences do not shrink.
 
     Args:
         skips: A sample of the layers' skips H, with row sums one. [L, n, n]

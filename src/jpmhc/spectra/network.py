@@ -30,7 +30,8 @@ _FIELDS = ("skips", "variance", "read", "write", "covariance", "slopes", "tied")
 class Network:
     r"""The layers of a Jacobian $J = Y_L \cdots Y_1$ in the limit of infinitely many features per stream.
 
-    The noise has one of three structures, in which $X$ is a real Gaussian $p \times p$ matrix of entry variance $1/p$:
+    There are n streams of p features, and layer l is $Y_l = A_l \otimes I_p + \sigma_l W_l$. The noise has one of three
+    structures, in which $X$ is a real Gaussian $p \times p$ matrix of entry variance $1/p$:
 
     - isotropic (neither `read` and `write` nor `covariance`): every entry of the $np \times np$ matrix $W_l$ is
       independent with variance $1/(np)$ (eq. jacobian-kronecker);
@@ -51,7 +52,8 @@ class Network:
         slopes: Squares, with mean one, of the slopes that multiply the noise's rows, drawn for K paths through all
             layers: one per layer and stream, or one per layer for the block. [K, L, n] or [K, L, 1]
         tied: Correlations of the layers' noises [L, L], or labels [L]: layers with the same label share their weights.
-        ends: "streams" for the Jacobian J of all streams; "model" for the model's own map, T = reduce ∘ J ∘ expand.
+        ends: "streams" for the Jacobian J of all streams; "model" for the model's own map, T = reduce ∘ J ∘ expand,
+            where expand copies the input to all streams and reduce is the mean over streams.
 
     >>> network = Network.repeated(torch.eye(2), 0.1, 3)
     >>> network.depth, network.streams, round(network.mean_square(), 3)
@@ -142,7 +144,7 @@ class Network:
         read: Tensor | Sequence | None = None,
         write: Tensor | Sequence | None = None,
     ) -> Network:
-        """Return a network with random skips of one kind, one skip per layer or one `shared` by all layers.
+        """Return a network with random skips of a mixer, one skip per layer or one `shared` by all layers.
 
         Args:
             mixer: The name of a mixer or of its random matrices, one of `SKIPS`, or a class derived from `Mixer`, also
@@ -165,7 +167,7 @@ class Network:
     def from_coefficients(
         cls, layers: Iterable[tuple[Tensor, Tensor, Tensor]], variance: Tensor | Sequence[float] | float
     ) -> Network:
-        """Return the network of a trained model at one token, from the `block.coefficients(x)` of its layers.
+        """Return the network of a trained model at one token, from its layers' `HyperConnection.coefficients(x)`.
 
         Args:
             layers: For each layer the read vector [n], the write vector [n] and the skip [n, n], in this order.
@@ -197,7 +199,7 @@ class Network:
         form: str = "mean_field",
         paths: int | None = None,
     ) -> Network:
-        """Return the linearisation of a nonlinear network, with the noise variance from `propagate`.
+        r"""Return the linearisation of layers $x \mapsto A x + \phi(W x + b)$, with noise variances from `propagate`.
 
         The other arguments are passed to `propagate`.
 
@@ -267,7 +269,10 @@ class Network:
         return replace(self, ends="model")
 
     def end_moments(self) -> tuple[Tensor, Tensor]:
-        r"""Return $E E^\top$ for the map E into the streams and $R^\top R$ for the map R out of them. [n, n] each"""
+        r"""Return $E E^\top$ and $R^\top R$ for the maps E into the streams and R out of the streams. [n, n] each
+
+        Both maps are the identity if `ends` is "streams".
+        """
         if self.ends == "streams":
             eye = torch.eye(self.streams, dtype=torch.float64, device=self.skips.device)
             return eye, eye
@@ -293,12 +298,12 @@ class Network:
 
     @property
     def isotropic(self) -> bool:
-        """Whether the noise is the same in every direction."""
+        """Whether the noise is the same in every direction: no read and write vectors and no covariance."""
         return self.read is None and self.covariance is None
 
     @property
     def gaussian_streams(self) -> bool:
-        """Whether the noise is Gaussian, independent and of equal slopes, and the ends are all streams."""
+        """Whether the noise is Gaussian, independent between layers and without slopes, and `ends` is "streams"."""
         beyond = (self.sublayers, self.slopes, self.tied)
         return self.ends == "streams" and all(field is None for field in beyond)
 
@@ -358,7 +363,10 @@ class Network:
         return float(self.gains().log().sum().exp()) if self.tied is None else math.nan
 
     def rescaled(self) -> tuple[Network, float]:
-        """Return the network with all gains scaled to one, and the product g of the gains: G(z) = G'(z / g) / g."""
+        """Return the network with all gains scaled to one, and the product g of the gains.
+
+        The Cauchy transforms G of this network and G' of the returned network satisfy G(z) = G'(z / g) / g.
+        """
         gains = self.gains()
         gains = torch.where(gains > 0, gains, 1.0)
         total = gains.log().sum().item()
@@ -368,7 +376,9 @@ class Network:
         return scaled, math.exp(total)
 
     def noise_factors(self) -> Tensor:
-        r"""Return the matrices $\sigma_l B_{lk}$ with $\sigma_l W_l = \sum_k \sigma_l B_{lk} \otimes X_k$. [L, K, n, n]
+        r"""Return the noise's matrices $\sigma_l B_{lk}$, for $\sigma_l W_l = \sum_k \sigma_l B_{lk} \otimes X_k$.
+
+        [L, K, n, n]
 
         For isotropic noise the $B_{lk}$ are all $n^2$ matrices $e_i e_j^\top / \sqrt n$.
         """

@@ -4,6 +4,9 @@ A layer maps $x \mapsto A x + \phi(W x + b)$ on $n$ streams of $p$ features. In 
 pre-activations are Gaussian of some variance $q$, and the layer's Jacobian $A + D W$ has noise of variance
 $\sigma^2 = \sigma_w^2 \psi(q)$.
 
+Here A is the skip, entries of W have variance $\sigma_w^2$ over its width, and $\psi$, $\kappa$ and $\varphi$ are the
+moments of the activation $\phi$ (`Activation`).
+
 A hyper-connected layer with a norm has a sublayer $F(u) = W_2\,\phi(W_1 u)$, or gated, $W_2(\phi(W_1 u) \odot W_3 u)$.
 A norm before the sublayer fixes the mean square of the sublayer's input, and divides the sublayer's Jacobian by the
 root mean square of the norm's input.
@@ -117,10 +120,10 @@ def propagate(
 
 
 def draw_slopes(activation: str | Activation, propagation: Propagation, width: int, paths: int) -> Tensor | None:
-    r"""Draw squared slopes $\phi'(\sqrt{q_l} Z)^2$ with mean one for paths through all layers. [paths, L, width]
+    r"""Draw squared slopes $\phi'(\sqrt{q_l} Z)^2$, scaled to mean one, for paths through all layers. [paths, L, width]
 
-    The slopes are quasi-random and the same in every call. The result is None if all slopes are equal or if there is
-    only one path.
+    Z is standard normal, and $q_l$ is the variance of layer l's pre-activations. The slopes are quasi-random and the
+    same in every call. The result is None if all slopes are equal or if there is only one path.
     """
     depth = len(propagation.q)
     if paths == 1:
@@ -200,7 +203,7 @@ def _input_moments(input_variance: float | Tensor, skips: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MLP:
-    r"""A two-matrix sublayer with random weights.
+    r"""A sublayer $F(u) = W_2\,\phi(W_1 u)$ with random weights, or gated, $F(u) = W_2\,(\phi(W_1 u) \odot W_3 u)$.
 
     Attributes:
         activation: $\phi$, a name in `ACTIVATIONS` or an `Activation`.
@@ -232,7 +235,7 @@ class MLP:
 
 
 class Layers(NamedTuple):
-    """Layers whose skips, writes and noise variances include the norms: the arguments of `Network`."""
+    """Arguments of `Network` for layers with norms: skips, write vectors and noise variances include the norms."""
 
     skips: Tensor
     variance: Tensor
@@ -247,7 +250,8 @@ def follow_prenorm(
     r"""Return the layers $x \leftarrow H x + w \otimes F(u / \mathrm{rms}(u))$ with $u = r^\top x$.
 
     The streams' second moments are $C \leftarrow H C H^\top + \kappa\, w w^\top$ from $C = v_0 1 1^\top$, with the mean
-    square $\kappa$ of F's output and `start_variance` $v_0$. The noise variance is F's variance over $r^\top C r$.
+    square $\kappa$ of F's output and `start_variance` $v_0$. The noise variance is the mean squared singular value of
+    F's Jacobian, divided by $r^\top C r$. H is `skips`, r is `read`, w is `write` and F is `mlp`.
     """
     skips, read, write, mlp, second = _check(skips, read, write, mlp, start_variance, depth)
     law, kappa = mlp.law(1.0), mlp.output_variance(1.0)
@@ -264,7 +268,8 @@ def follow_postnorm(
     r"""Return the layers $x \leftarrow \mathrm{norm}(H x + w \otimes F(r^\top x))$ with a norm of each stream.
 
     The layer's skip is $R^{-1} H$ and its write vector is $R^{-1} w$, for $R^2 = \mathrm{diag}(H C H^\top + \kappa\, w
-    w^\top)$ with the second moments C of the streams and the mean square $\kappa$ of F's output.
+    w^\top)$ with the second moments C of the streams and the mean square $\kappa$ of F's output. The arguments are as
+    in `follow_prenorm`.
     """
     skips, read, write, mlp, second = _check(skips, read, write, mlp, start_variance, depth)
     new_skips, new_write, laws = [], [], []

@@ -15,7 +15,8 @@ _CHECKED, _MISS = 40, 0.05
 def richardson(values: Tensor, base: int = 2) -> Tensor:
     r"""Extrapolate values [levels, P] at $\eta, 2\eta, 4\eta, \ldots$ to $\eta = 0$ (eq. richardson). [P]
 
-    Column j of the tableau removes the error term of order $\eta^j$ with base 2, and of order $\eta^{2j}$ with base 4.
+    Column j of the extrapolation tableau removes the error term of order $\eta^j$ with base 2, and of order $\eta^{2j}$
+    with base 4.
 
     Note:
         The paper's tableau has base 4, although the smoothing error of a density is of order $\eta$: base 4 leaves most
@@ -29,17 +30,18 @@ def richardson(values: Tensor, base: int = 2) -> Tensor:
 
 
 def aaa(transform: Callable[[Tensor], tuple[Tensor, Tensor, float]], z: Tensor) -> tuple[Tensor, float]:
-    """Return G on a grid, from a rational fit to G at Chebyshev nodes of log x, and the largest residual at the nodes.
+    """Return the Cauchy transform G on a grid from a rational fit to G at nodes, and the largest residual at the nodes.
 
-    The fit is checked at points of the grid that are not nodes. It may fail for narrow bands, and for singular values
-    over many orders of magnitude, which need more nodes.
+    The nodes are Chebyshev nodes in log x, with the real part x of z. The fit is checked at points of the grid that are
+    not nodes. The fit may fail for narrow bands, and for singular values over many orders of magnitude, which need more
+    nodes.
 
     Args:
         transform: A function from points to G, a mask of the unconverged points, and the largest residual.
         z: The grid, ascending in its real part. [P]
 
     Raises:
-        ValueError: If the fit misses G.
+        ValueError: If the fit differs from G by too much at the checked points.
     """
     try:
         from scipy.interpolate import AAA

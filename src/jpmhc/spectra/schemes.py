@@ -38,7 +38,7 @@ class Plain(Iteration[_Images]):
     r"""The damped iteration $x \leftarrow (1 - \beta) x + \beta g(x)$, a slow scheme to compare other schemes with.
 
     Attributes:
-        step_length: $\beta$; one for an undamped step.
+        step_length: $\beta$, which is one for an undamped step.
 
     >>> Plain(step_length=0.5).first_try
     200
@@ -58,7 +58,7 @@ class Plain(Iteration[_Images]):
 
 @dataclass(frozen=True)
 class Anderson(Iteration["_Mixing"]):
-    r"""Anderson mixing: a fixed-point iteration that extrapolates from its last iterates.
+    r"""Anderson mixing: an iteration of x = g(x) that extrapolates from the last iterates.
 
     The next iterate is $\sum_i c_i g(x_i)$ over the last iterates, with the coefficients $c_i$ that minimise
     $\|\sum_i c_i r_i\|^2$ for $r_i = g(x_i) - x_i$ under $\sum_i c_i = 1$ (appendix "Anderson/DIIS acceleration"). If
@@ -70,7 +70,7 @@ class Anderson(Iteration["_Mixing"]):
             or with much noise in many layers, the equation is nearly neutral in more directions than a short history
             spans.
         grows_after: The number of iterations after which the history grows.
-        step_length: The $\beta$ of a plain step; one for an undamped step.
+        step_length: The $\beta$ of the step to $(1-\beta) x + \beta g(x)$; one for an undamped step.
         patience: A row ends when its smallest residual has not fallen by a tenth in this many iterations.
 
     >>> Anderson(history=10).history
@@ -87,7 +87,7 @@ class Anderson(Iteration["_Mixing"]):
     compact: float = 0.75  # copying the history each time a row ends would take more time than it saves
 
     def for_hard_rows(self) -> Anderson:
-        """Return the scheme with the long history from the first iteration on."""
+        """Return the scheme that stores `long_history` differences from the first iteration on."""
         return replace(self, history=self.long_history)
 
     def init(self, equation: Equation, x: Tensor, z: Tensor, index: Tensor, tolerance: float) -> _Mixing:
@@ -226,7 +226,7 @@ class _Corrections(State):
 class Newton(Iteration[_Corrections]):
     """Newton's method with Armijo backtracking.
 
-    If no step length improves a row, the row moves to the equation's safe image; without one, it ends unconverged.
+    If no step length improves a row, the row moves to `Equation.safe_image`; if that is None, it ends unconverged.
 
     Attributes:
         lengths: The step lengths, tried in turn (appendix "Newton iteration"); a row takes the first that decreases its
@@ -282,8 +282,9 @@ class Newton(Iteration[_Corrections]):
 class AndersonNewton(Scheme):
     """Anderson mixing until the iterate is near a solution, followed by Newton's method.
 
-    It suits equations whose Newton correction takes no more time than a few images. If such an equation is nearly
-    neutral in many directions, the last digits take hundreds of images by mixing, but three or four Newton corrections.
+    The scheme suits equations whose Newton correction takes no more time than a few images g(x). If such an equation is
+    nearly neutral in many directions (g(x) - x hardly changes along them), the last digits take hundreds of images by
+    mixing, but three or four Newton corrections.
 
     Attributes:
         turns: The number of images in each turn of mixing before a turn of Newton's method.
@@ -302,7 +303,7 @@ class AndersonNewton(Scheme):
     uses_corrections: bool = True
 
     def for_hard_rows(self) -> AndersonNewton:
-        """Return the scheme with a mixing that has the long history from the first iteration on."""
+        """Return the scheme whose mixing stores `Anderson.long_history` differences from the first iteration on."""
         return replace(self, mixing=self.mixing.for_hard_rows())
 
     def phases(self, maximum: int) -> Iterator[tuple[Iteration, int]]:

@@ -30,7 +30,7 @@ def simulate(
     batch: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
-    r"""Sample networks and return their squared singular values, ascending in each sample.
+    r"""Sample networks of finite width and return J's squared singular values, ascending in each sample.
 
     Singular values below about $10^{-16}$ of a sample's largest one (1e-7 in float32) are rounding.
 
@@ -42,7 +42,7 @@ def simulate(
         progress: A function that is called with the number of samples finished since its last call.
 
     Returns:
-        [samples, n * width]
+        The squared singular values. [samples, n * width], or [samples, width] for the model's own map
 
     >>> simulate(Network.repeated(torch.eye(2), 0.1, 3), width=5, samples=4, seed=0).shape
     torch.Size([4, 10])
@@ -67,9 +67,9 @@ def simulate_nonlinear(
 ) -> Tensor:
     r"""Sample squared singular values of real networks $x \leftarrow A_l x + \phi(W_l x + b)$ at Gaussian inputs.
 
-    The slopes $D_l = \phi'(h_l)$ are computed from the input of each sampled network, without the theory's mean-field
-    approximation. The argument `network` gives the skips and, if there are any, the read and write vectors; its
-    `variance` is not used.
+    The slopes $D_l = \phi'(h_l)$ at $h_l = W_l x + b$ are computed from the input of each sampled network, without the
+    theory's mean-field approximation. The argument `network` gives the skips and, if there are any, the read and write
+    vectors; its `variance` is not used.
 
     Args:
         weight_scale: $\sigma_w$: entries of $W_l$ have variance $\sigma_w^2$ divided by the width of $W_l$.

@@ -29,8 +29,8 @@ class KnownPoints:
     Attributes:
         z: The points. [B]
         unknowns: The solution at each point: G first, then the equation's unknowns. [B, d]
-        separated: Whether the unknowns belong to bases that separate directions by their growth.
-        call: The number of the call that solved each point; None if one call solved all. [B]
+        separated: Whether the unknowns belong to bases that separate directions by their growth (chain/bases.py).
+        call: The number, from 0, of the call of the solver that solved each point; None if one call solved all. [B]
     """
 
     z: Tensor
@@ -40,7 +40,10 @@ class KnownPoints:
 
     @classmethod
     def concatenate(cls, parts: list[KnownPoints]) -> KnownPoints:
-        """Join known points. Points in separated bases and other points cannot be joined: the fewer are dropped."""
+        """Return the points of all parts as one.
+
+        Points in separated bases cannot be joined with other points: the kind that has fewer points is dropped.
+        """
         kinds = [[part for part in parts if part.separated == separated] for separated in (False, True)]
         same = max(kinds, key=lambda kind: sum(len(part.z) for part in kind))
         calls, count = [], 0
@@ -51,11 +54,11 @@ class KnownPoints:
         return cls(points, unknowns, same[0].separated, torch.cat(calls))
 
     def calls(self) -> Tensor:
-        """Return the number of the call that solved each point. [B]"""
+        """Return the attribute `call`, or zeros if it is None. [B]"""
         return torch.zeros_like(self.z.real, dtype=torch.int64) if self.call is None else self.call
 
     def start_near(self, z: Tensor, start: Tensor, admissible: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return starts at z [b], extrapolated from known points, or the rows of `start` if none is near. [b, d]
+        """Return starts at z [b], extrapolated from known points, or the rows of `start` where none is near. [b, d]
 
         The unknowns are analytic in log z: they are extrapolated from the nearest known point with the slope between
         this point's two neighbours. If the result is not admissible, the nearest point's own unknowns are returned.
@@ -76,7 +79,7 @@ class KnownPoints:
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    r"""The Cauchy transform $G(z) = \lim \frac{1}{N} \mathrm{Tr}(z - J^\top J)^{-1}$.
+    r"""The Cauchy transform $G(z) = \lim \frac{1}{N} \mathrm{Tr}(z - J^\top J)^{-1}$ of a network's N × N Jacobian J.
 
     Attributes:
         G: The values; if `converged` is false, the value is only the last iterate and no answer. [...] complex
@@ -89,8 +92,8 @@ class Solution:
         matrix: If requested, $E[(z - J^\top J)^{-1}]$ averaged over the features: entry (i, j) belongs to the input
             streams i and j, and G is the mean of the diagonal. [..., n, n] complex
         known: The solved points, from which a later call of `cauchy` starts; None for the paper's methods.
-        hardest_layer: For the chain, the number, from one, of the layer with the largest residual at an unconverged
-            point; zero at a converged point. [...] int
+        hardest_layer: For `spectra.cauchy`, the number, from one, of the layer with the largest residual at an
+            unconverged point; zero at a converged point. None if the method has no such number. [...] int
 
     >>> from jpmhc import spectra
     >>> solution = spectra.cauchy(Network.repeated(torch.eye(2), 0.1, 3), torch.tensor([1 + 0.1j]))
@@ -110,7 +113,7 @@ class Solution:
     hardest_layer: Tensor | None = None
 
     def why_unconverged(self) -> str:
-        """Return a sentence with the number of unconverged points, their largest residual, and the hardest layer."""
+        """Return a sentence with the number of unconverged points, their largest residual, and `hardest_layer`."""
         lost = ~self.converged
         worst = float(self.residual[lost].max())
         text = f"{int(lost.sum())} of {lost.numel()} points did not converge (residual up to {worst:.1e})"
@@ -120,7 +123,7 @@ class Solution:
 
     @classmethod
     def concatenate(cls, parts: list[Solution]) -> Solution:
-        """Join solutions of one network by one method, each at a row of points."""
+        """Return solutions of one network by one method, each at points [b], as one solution."""
         known = [part.known for part in parts if part.known is not None]
         joined: dict[str, Any] = {
             name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].per_point()
@@ -128,7 +131,7 @@ class Solution:
         return replace(parts[0], known=KnownPoints.concatenate(known) if known else None, **joined)
 
     def per_point(self) -> dict[str, Tensor]:
-        """Return the attributes that have one entry per point."""
+        """Return, by name, the attributes that have one entry per point."""
         names = ("G", "converged", "residual", "iterations", "matrix", "hardest_layer")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -179,12 +182,12 @@ class Method:
 def method(
     *, scheme: Scheme, tolerance: float, maximum: int
 ) -> Callable[[Callable[[Network, Tensor, Options], Solution]], Method]:
-    """Return a decorator that turns a function for rows of points z [B] into a method with these default options."""
+    """Return a decorator that turns a function of points z [B] into a `Method` with the given default options."""
     return lambda solve_row: Method(solve_row, Options(scheme, tolerance, maximum))
 
 
 def to_options(defaults: Options, tolerance: float | None, maximum: int | None, scheme: str | Scheme | None) -> Options:
-    """Return the default options, with the arguments that are not None in their places; check the arguments first."""
+    """Return the default options, replaced by the other arguments where these are not None; check them first."""
     if isinstance(scheme, str):
         checks.choice(scheme, SCHEMES, "scheme")
         scheme = SCHEMES[scheme]

@@ -32,11 +32,11 @@ _MOST_DECADES = 10
 
 @dataclass(frozen=True, eq=False)
 class Sublayer(ABC):
-    """The law of a sublayer's Jacobian, as a discrete law of squares with mean one.
+    """The law of a sublayer's Jacobian, stored as a discrete law of squares with mean one.
 
     Attributes:
         variance: The mean squared singular value of the Jacobian, which is the default variance of a `Network`.
-        squares: The nodes, with mean one. [K]
+        squares: The nodes, with mean one: squared slopes of a hidden layer, or squared singular values. [K]
         weights: The nodes' weights, which sum to one. [K]
     """
 
@@ -114,13 +114,13 @@ class Rotated(Sublayer):
 
 
 def gaussian(variance: float = 1.0) -> HiddenLayer:
-    """Return the law of a Gaussian matrix whose entries have this variance divided by the number of features."""
+    """Return the law of a square Gaussian matrix whose entries have `variance` divided by the number of features."""
     one = torch.ones(1, dtype=torch.float64)
     return HiddenLayer(checks.positive_number(variance, "variance"), one, one)
 
 
 def haar(scale: float = 1.0) -> Rotated:
-    """Return the law of a random orthogonal matrix times a number."""
+    """Return the law of a random orthogonal matrix times `scale`."""
     one = torch.ones(1, dtype=torch.float64)
     return Rotated(checks.positive_number(scale, "scale") ** 2, one, one, one)
 
@@ -132,7 +132,7 @@ def two_matrix(
     scales: tuple[float, float] = (1.0, 1.0),
     ratio: float = 4.0,
 ) -> HiddenLayer:
-    r"""Return the law of $u \mapsto W_2\,\phi(W_1 u)$ at inputs of a given mean square.
+    r"""Return the law of the Jacobian of $u \mapsto W_2\,\phi(W_1 u)$ for Gaussian $W_1$ and $W_2$.
 
     Args:
         activation: $\phi$, a name in `ACTIVATIONS` or an `Activation`.
@@ -157,7 +157,9 @@ def gated(
     scales: tuple[float, float] = (1.0, 1.0),
     ratio: float = 4.0,
 ) -> HiddenLayer:
-    r"""Return the law of $u \mapsto W_2\,(\phi(W_1 u) \odot W_3 u)$, as SwiGLU with $\phi$ = "silu".
+    r"""Return the law of the Jacobian of $u \mapsto W_2\,(\phi(W_1 u) \odot W_3 u)$ for Gaussian matrices $W_i$.
+
+    With $\phi$ = "silu" this is SwiGLU; $\odot$ multiplies entries.
 
     Args:
         activation: $\phi$, a name in `ACTIVATIONS` or an `Activation`.
@@ -181,7 +183,7 @@ def gated(
 
 
 def measured(singular_values: Tensor | np.ndarray | Sequence[float]) -> Rotated:
-    """Return the law of a Jacobian with these singular values and random singular vectors."""
+    """Return the law of a Jacobian with the given singular values and random singular vectors."""
     values = checks.real_tensor(singular_values, "singular values").cpu().flatten()
     if len(values) == 0 or bool((values < 0).any()) or not bool((values > 0).any()):
         raise ValueError("singular values must not be negative, and at least one must be above zero")
@@ -191,7 +193,7 @@ def measured(singular_values: Tensor | np.ndarray | Sequence[float]) -> Rotated:
 
 
 def decade_nodes(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return nodes and weights for a law of equally likely values, from one Gauss quadrature per decade of values.
+    """Return quadrature nodes and weights for equally likely `values`, from one Gauss quadrature per decade of values.
 
     One quadrature for several decades would give no nodes to the small values. The mean stays exact.
     """
@@ -210,9 +212,9 @@ def decade_nodes(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tail_nodes(values: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return at most `count` nodes and weights of a law of mean one with a heavy tail; mass and mean stay exact.
+    """Return at most `count` quadrature nodes and weights for a heavy-tailed law of mean one, keeping mass and mean.
 
-    For a law of q, this is a Gauss quadrature in y = q / (1 + q) with the weights multiplied by 1 + q. The theory
+    For a law of q, the quadrature is a Gauss quadrature in y = q / (1 + q) with weights multiplied by 1 + q. The theory
     integrates rational functions of q, which are smooth in y up to y = 1. A quadrature in q itself would put its nodes
     into the tail.
     """
@@ -222,13 +224,13 @@ def tail_nodes(values: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Ten
 
 
 def gauss_nodes(values: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return at most `count` nodes and weights with the law's moments up to order 2 count - 1."""
+    """Return at most `count` nodes and weights that keep a discrete law's moments up to order 2 count - 1."""
     nodes, vectors = torch.linalg.eigh(jacobi_matrix(values, weights, count))
     return nodes.clamp_min(0), vectors[0].square()
 
 
 def jacobi_matrix(values: Tensor, weights: Tensor, count: int) -> Tensor:
-    """Compute the Jacobi matrix of a discrete law by the Lanczos method. [k, k]
+    """Compute the Jacobi matrix, a tridiagonal matrix, of a discrete law by the Lanczos method. [k, k]
 
     k is `count`, or the number of the law's values if the law has fewer.
     """
@@ -272,7 +274,7 @@ def _check_hidden(
 
 
 def to_sublayers(value: Sublayer | Sequence[Sublayer] | None, depth: int) -> tuple[Sublayer, ...] | None:
-    """Return one law per layer, from one law per layer or a single law for all layers; None for None."""
+    """Return `depth` laws, one per layer; `value` is such a list, a single law for all layers, or None for None."""
     if value is None:
         return None
     laws = (value,) * depth if isinstance(value, Sublayer) else tuple(value)

@@ -1,4 +1,9 @@
-r"""Numbers that summarise a network's spectrum without computing a density (docs/derivations/real_networks.md)."""
+r"""Numbers that summarise a network's spectrum without computing a density (docs/derivations/real_networks.md).
+
+J is the Jacobian of all n streams and T the model's own map (`Network.ends`). Layer l has the skip $A_l$ and the noise
+variance $\sigma_l^2$; its noise is isotropic, has the block's read vector $r_l$ and write vector $w_l$, or is general
+with the matrices $B_{lk}$. J has a gap at zero if no singular values lie near zero.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ from jpmhc.spectra.network import Network, require_network
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    r"""Numbers that say how a network changes signals and gradients.
+    r"""Numbers that say how a network changes signals and gradients: J and T are the maps of `Network.ends`.
 
     Attributes:
         geometric_mean: The geometric mean of J's singular values. If `gap_margin` is below 1 it is
@@ -32,7 +37,7 @@ class Summary:
         direct_path: $q = 1^\top A_L \cdots A_1 1 / n$, the factor by which T multiplies without its sublayers.
         gradient_gains: The mean square of the derivative of T's output by each sublayer's output, for weights that no
             two layers share. [L]
-        collapsed: The share of J's singular values below the threshold.
+        collapsed: The share of J's singular values below the threshold of `summary`.
         collapsed_differences: The part of `collapsed` that comes from differences between streams.
         collapsed_mean: The part of `collapsed` that comes from the mean stream: the share of T's singular values below
             the threshold, divided by n.
@@ -55,10 +60,10 @@ class Summary:
 
 
 def summary(network: Network, threshold: float = COLLAPSED) -> Summary:
-    """Compute a network's summary.
+    """Return the `Summary` of a network.
 
     Args:
-        threshold: Singular values below it count as collapsed.
+        threshold: Singular values below this number count as collapsed.
 
     >>> result = summary(Network.repeated(torch.eye(2), 0.1, 3))
     >>> result.gap_margin < 1, result.direct_path
@@ -92,7 +97,7 @@ def direct_path(network: Network) -> float:
 
 
 def gap_radii(network: Network) -> Tensor:
-    r"""Return the spectral radius of $A_l^{-1}$ times the noise of each layer. [L]
+    r"""Return, for each layer, the spectral radius of $A_l^{-1}$ times the layer's noise. [L]
 
     J has a gap at zero exactly if all radii are below 1. A radius is $\sigma_l \sqrt{\mathrm{tr}(A_l A_l^\top)^{-1}}$
     for isotropic noise and $\sigma_l |r_l^\top A_l^{-1} w_l|$ for the block. For general noise it is the root of the
@@ -118,11 +123,11 @@ def gap_radii(network: Network) -> Tensor:
 def geometric_mean(network: Network) -> float:
     r"""Return the geometric mean of J's singular values: $\prod_l |\det A_l|^{1/n}$ if J has a gap at zero.
 
-    A layer with a radius (`gap_radii`) of at least one contributes more than $|\det A_l|^{1/n}$. For isotropic noise it
-    contributes $\Delta$ with $\log\Delta^2 = \mathrm{mean} \log(s_i + v) - v/\sigma^2$ and
-    $\sigma^2\,\mathrm{mean}\,1/(s_i + v) = 1$. For the block, by the determinant lemma, $|\det A_l|$ is multiplied by
-    the determinant of $1 + \tau X$ with $\tau = \sigma |r^\top A^{-1} w|$. NaN if such a layer's noise is general, tied
-    or not Gaussian.
+    A layer with a radius (`gap_radii`) of at least one contributes a factor above $|\det A_l|^{1/n}$. For isotropic
+    noise and the squared singular values $s_i$ of $A_l$ the factor is $\Delta$ with $\log\Delta^2 = \mathrm{mean}
+    \log(s_i + v) - v/\sigma^2$ and $\sigma^2\,\mathrm{mean}\,1/(s_i + v) = 1$. For the block, by the determinant lemma,
+    $|\det A_l|$ is multiplied by the determinant of $1 + \tau X$ with $\tau = \sigma |r^\top A^{-1} w|$. NaN if such a
+    layer's noise is general, tied or not Gaussian.
 
     >>> round(geometric_mean(Network.repeated(2 * torch.eye(2), 0.1, 3)), 3)
     8.0
@@ -177,9 +182,9 @@ def gradient_gains(network: Network, end: Tensor | None = None) -> Tensor:
 def share_below(network: Network, threshold: float, *, points: int = 12, tolerance: float = 1e-5) -> float:
     r"""Return the share of singular values below a threshold, $\frac1\pi \int_0^\pi \mathrm{Re}\,zG\,d\varphi$.
 
-    The arc $z = \theta^2 e^{i\varphi}$ encloses the spectrum below the threshold $\theta$. Gauss–Legendre quadrature in
-    $\varphi$ needs few points, because $G$ is smooth up to the real axis unless an edge of the spectrum lies at the
-    threshold.
+    G is the Cauchy transform of the squared singular values, and the arc $z = \theta^2 e^{i\varphi}$ encloses those
+    singular values that lie below the threshold $\theta$. Gauss–Legendre quadrature in $\varphi$ needs few points,
+    because $G$ is smooth up to the real axis unless an edge of the spectrum lies at the threshold.
 
     Args:
         threshold: A singular value, $\theta$.
@@ -195,7 +200,7 @@ def share_below(network: Network, threshold: float, *, points: int = 12, toleran
 
 
 def shares_below(networks: Sequence[Network], threshold: float, *, points: int, tolerance: float) -> list[float]:
-    """Return `share_below` of several networks of one shape with the block's noise, solved together in one batch."""
+    """Return `share_below` of several networks of one shape with read and write vectors, solved in one batch."""
     z, weight = _arc(threshold, points, networks[0].skips.device)
     with torch.no_grad(), use_threads(1):
         rows = solve_together(networks, z, tolerance=tolerance)

@@ -22,7 +22,7 @@ PROBES = ("gaussian", "rademacher")
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """An estimated number and its standard error (NaN with fewer than two probes)."""
+    """An estimated number and the estimate's standard error (NaN with fewer than two probes)."""
 
     value: Tensor
     error: float
@@ -37,7 +37,10 @@ def probes(
     device: torch.device | str = "cpu",
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Draw random vectors of unit norm with $E[g g^*] = I/N$. [count, size]
+    r"""Draw random vectors g of unit norm with $E[g g^*] = I/N$ and N = `size` entries each. [count, size]
+
+    Args:
+        kind: "gaussian" or "rademacher", the law of the entries before each vector is scaled to unit norm.
 
     Note:
         For the paper's complex Gaussian vectors one must use $g^*$: the expectation of $g^\top A g$ is zero.
@@ -51,7 +54,7 @@ def probes(
 
 
 def hutchinson(operator: Operator, start: Tensor) -> Estimate:
-    r"""Estimate $\mathrm{Tr}\, A \approx \frac{N}{s} \sum_i g_i^* A g_i$ with s unit vectors $g_i$, by s products.
+    r"""Estimate $\mathrm{Tr}\, A \approx \frac{N}{s} \sum_i g_i^* A g_i$ with s unit vectors $g_i$ and s products.
 
     Args:
         operator: $A$, on rows.
@@ -62,15 +65,15 @@ def hutchinson(operator: Operator, start: Tensor) -> Estimate:
 
 
 def hutchpp(operator: Operator, sketch: Tensor, start: Tensor) -> Estimate:
-    r"""Estimate a trace by Hutch++ (eq. hutchpp): exactly on the range of a sketch, the rest by Hutchinson.
+    r"""Estimate $\mathrm{Tr}\, A$ by Hutch++ (eq. hutchpp): exactly on a subspace, and by `hutchinson` on the rest.
 
     The estimate $\mathrm{Tr}(Q^* A Q) + \frac{N}{s} \sum_i g_i^* (1 - QQ^*) A (1 - QQ^*) g_i$ takes two products per
-    sketch vector and one per probe. It is better than Hutchinson's with as many products if a few directions carry most
-    of A. For the Jacobian of a network near isometry it is not.
+    sketch vector and one per probe. Its error is below the error of `hutchinson` with as many products if a few
+    directions carry most of A. For the Jacobian of a network near isometry it is not.
 
     Args:
         operator: $A$, on rows.
-        sketch: Random vectors whose images span Q. [k, N]
+        sketch: Random vectors. The orthonormal columns of Q span the vectors' images under A. [k, N]
         start: The vectors $g_i$, drawn independently of the sketch. [s, N]
     """
     _check_probes(start)
@@ -97,16 +100,16 @@ class Quadrature:
     weights: Tensor
 
     def mean(self, function: Callable[[Tensor], Tensor]) -> Estimate:
-        r"""Estimate $\frac1N \mathrm{Tr}\, f(A)$ for a function f of eigenvalues."""
+        r"""Estimate $\frac1N \mathrm{Tr}\, f(A)$ of the N × N operator A for a function f of eigenvalues."""
         return _estimate((self.weights * function(self.nodes)).sum(-1))
 
     def cauchy(self, z: Tensor) -> Tensor:
-        r"""Estimate $\frac1N \mathrm{Tr}\,(z - A)^{-1}$ at complex points of any shape."""
+        r"""Estimate the Cauchy transform $\frac1N \mathrm{Tr}\,(z - A)^{-1}$ of the operator A at complex points z."""
         z = torch.as_tensor(z, dtype=torch.complex128, device=self.nodes.device)
         return (self.weights / (z[..., None, None] - self.nodes)).sum(-1).mean(-1)
 
     def moment(self, order: int) -> Estimate:
-        r"""Estimate $\frac1N \mathrm{Tr}\, A^k$."""
+        r"""Estimate the moment $\frac1N \mathrm{Tr}\, A^k$ of the operator A, for k = `order`."""
         order = checks.whole_number(order, "the order of a moment", 0)
         return self.mean(lambda x: x**order)
 
@@ -144,8 +147,9 @@ def quadrature(operator: Operator, start: Tensor, steps: int) -> Quadrature:
 def singular_quadrature(operator: Operator, adjoint: Operator, start: Tensor, steps: int) -> Quadrature:
     r"""Estimate the squared singular values of an operator $J$ from products with $J$ and $J^*$ (Golub–Kahan).
 
-    Bidiagonalisation from each vector gives a matrix $B$ such that $B^\top B$ is the vector's Lanczos matrix of
-    $J^* J$. It does not square the condition number: small singular values are resolved as well as large ones.
+    Bidiagonalisation from each vector gives a matrix $B$ such that $B^\top B$ is the vector's Lanczos matrix of $J^*
+    J$. Bidiagonalisation does not square the condition number: small singular values are resolved as well as large
+    ones.
 
     Args:
         operator: $J$, on rows: [s, N] -> [s, M].

@@ -89,7 +89,8 @@ def find_couplings(
 ) -> tuple[Tensor, Tensor]:
     r"""Compute the sum of squares of $V_i^\top M_{ij} V_j$ for each pair of blocks, and $M_{x_0 j} V_j$ in streams.
 
-    M is the inverse of the chain's pencil, x₀ the block of the input.
+    M is the inverse of the chain's pencil (equation.py), $V_i$ has the noise's vectors for block i
+    (`SelfEnergy.vectors`), and x₀ is the block of the input.
 
     Args:
         forward: P of docs/derivations/chain.md. [L + 1, b, n, n]

@@ -167,7 +167,7 @@ class Block(Quadratic):
 
     @classmethod
     def for_rows(cls, noises: Sequence[Self], rows: Tensor) -> Self:
-        """Return the noise of a batch of points of several networks; `rows` [B] is each point's network number."""
+        """Return one noise for a batch of points of several networks; `rows` [B] has each point's network number."""
         joined = copy(noises[0])
         joined.vectors = None
         for name in ("ends", "outer"):

@@ -169,10 +169,10 @@ def solve_together(networks: Sequence[Network], z: Tensor, *, tolerance: float =
     r"""Solve several networks at the same points z [B] in one batch and return G [K, B].
 
     The batch is solved by Anderson mixing. A network is solved alone if one of its points does not converge at the
-    first try, or if it needs separating bases.
+    first try, or if it needs separating bases (bases.py).
 
     Args:
-        networks: Networks of the block's noise, with equal numbers of layers and streams and equal kinds of sublayers.
+        networks: Networks with read and write vectors, equally many layers and streams, and equal kinds of sublayers.
         z: Points of the upper half plane.
     """
     scaled = [network.rescaled() for network in networks]

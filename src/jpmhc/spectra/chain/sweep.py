@@ -14,12 +14,12 @@ _FEW_STREAMS = 4  # up to here one product with a matrix [n², n²] takes less t
 
 
 def times(matrix: Tensor, energy: Tensor) -> Tensor:
-    """Return matrix @ energy; an energy of shape [..., 1, 1] stands for a multiple of the identity."""
+    """Return matrix @ energy; a self-energy of shape [..., 1, 1] stands for a multiple of the identity."""
     return matrix * energy if energy.shape[-1] == 1 else matrix @ energy
 
 
 def plus(matrix: Tensor, energy: Tensor) -> Tensor:
-    """Add an energy to a matrix in place; an energy of shape [..., 1, 1] stands for a multiple of the identity."""
+    """Add a self-energy to a matrix in place; its shape [..., 1, 1] stands for a multiple of the identity."""
     if energy.shape[-1] == 1 and matrix.shape[-1] > 1:
         matrix.diagonal(dim1=-2, dim2=-1).add_(energy.squeeze(-1))
         return matrix
@@ -27,7 +27,7 @@ def plus(matrix: Tensor, energy: Tensor) -> Tensor:
 
 
 def saturate(state: Tensor, energy: Tensor) -> Tensor:
-    r"""Return $(S^{-1} - \Sigma)^{-1} = (I - S\Sigma)^{-1} S$, also for a singular $S$."""
+    r"""Return $(S^{-1} - \Sigma)^{-1} = (I - S\Sigma)^{-1} S$ for the state S and self-energy Σ; S may be singular."""
     return solve_linear(one_minus(times(state, energy)), state)
 
 

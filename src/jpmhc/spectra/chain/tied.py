@@ -171,7 +171,7 @@ class _Equation(ContinuedEquation):
 
 
 def find_groups(tied: Tensor, laws: Sequence[Sublayer]) -> list[tuple[Tensor, Tensor, Tensor, float]]:
-    """Return layer numbers, slopes, weights and width ratio of each group of layers that share both matrices.
+    """Return layer numbers, slopes, weights and width ratio of each group of layers that share both sublayer matrices.
 
     Args:
         tied: Correlations of the layers' noises. [L, L]
