@@ -1,7 +1,7 @@
 """Hyper-connections on manifolds, the Jacobian spectra they give, and the recursive model they were made for.
 
 Names are imported when they are first used, so that `import jpmhc` and `jpmhc --help` are immediate. The library needs
-torch and numpy; what needs more is an extra (see pyproject.toml).
+torch and numpy; an extra names the packages that a part needs besides (see pyproject.toml).
 """
 
 import sys

@@ -53,7 +53,7 @@ def parse_and_call(function: Callable[..., None], program: str, words: Sequence[
 def make_option_form(default: object, **fields: Field) -> Form:
     """Return a form: an instance of a dataclass derived from the default's, with new annotations and values of fields.
 
-    The default has the values of all other fields; the value of a changed or new field may be another form. The form's
+    All other fields have the values of `default`; the value of a changed or new field may be another form. The form's
     docstring has each field's help on one line, because tyro keeps the line breaks of indented docstrings, and finds
     comments beside fields only where a class has source code.
     """
@@ -68,9 +68,9 @@ def make_option_form(default: object, **fields: Field) -> Form:
 
 
 def read_option_form(form: Form, **changes: Any) -> Any:
-    """Return an instance of the library's dataclass with a form's values, some of them changed.
+    """Return an instance of the library's dataclass with a form's values, some of them replaced by `changes`.
 
-    Forms in the form's fields are turned back, too.
+    A field that is a form becomes an instance of its dataclass, too.
     """
     cls = form._library_class
     values = {field.name: getattr(form, field.name) for field in dataclasses.fields(cls)} | changes

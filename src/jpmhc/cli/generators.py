@@ -35,7 +35,8 @@ def generators(
         size: Number of permutations in a set.
         contains_identity: Only sets with the identity, which a mixer that starts as the plain residual needs.
         reversible: Only sets that contain the inverse of each of their elements.
-        method: Check one of every class of equivalent sets (n up to 7), search locally, or choose by their number.
+        method: exhaustive checks one set of every class of equivalent sets (n up to 7); local searches locally; auto
+            chooses by the number of classes.
         workers: Number of processes of an exhaustive search; by default one per core.
         moves: Number of sets that a local search checks; 500,000 by default.
         seed: Seed of a local search; 0 by default.

@@ -180,7 +180,7 @@ def answer_query(query: Query, progress: Callable[[str], None] | None = None) ->
 
 
 def read_skips(path: Path, depth: int | None = None) -> Tensor:
-    """Read skips [L, n, n] from a file; a single matrix [n, n] is repeated for `depth` layers (10 if None)."""
+    """Read the skips of L layers, [L, n, n], from a file; one matrix [n, n] is repeated `depth` times (None: 10)."""
     if not path.is_file():
         raise ValueError(f"there is no file {path} to read a matrix from")
     try:

@@ -136,7 +136,10 @@ def make_run_form(
 
 
 def model_field(default: ConnectionConfig, **fields: Field) -> Field:
-    """Return the annotation and value of a form's field for a model: no prefix, and permutations from a file."""
+    """Return the annotation and value of a form's field for a model, whose options have no prefix.
+
+    The option of a mixer's permutations takes a file.
+    """
     model = make_option_form(default, mixer_basis=(_BASIS, default.mixer_basis), **fields)
     return Annotated[type(model), tyro.conf.arg(name="")], model
 

@@ -40,7 +40,7 @@ def describe_tests(result: Result) -> list[str]:
 
 
 def find_baselines(result: Result) -> list[str]:
-    """Return the arms whose losses were subtracted from other arms' losses, in the order of the option."""
+    """Return the arms whose losses were subtracted from other arms' losses, in the order of `--baselines`."""
     differences = [row["differences"] for row in reversed(result["summary"])]  # a baseline's own row lacks its name
     return list(dict.fromkeys(name for row in sorted(differences, key=len, reverse=True) for name in row))
 

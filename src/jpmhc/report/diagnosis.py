@@ -62,7 +62,7 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
 
 
 def write_singular_values(diagnosis: Diagnosis, path: Path) -> Path:
-    """Write all measured singular values and their weights as CSV, and return the file's path."""
+    """Write all measured singular values and their weights in the spectrum as CSV, and return the file's path."""
     spectra = {"whole map": diagnosis.whole} | {f"token {key}": value for key, value in diagnosis.tokens.items()}
     for item in diagnosis.comparisons:
         spectra[f"layers, token {item.position}"] = item.measured

@@ -1,4 +1,7 @@
-"""The output of a search for generating sets: its cost and its result."""
+"""The output of `jpmhc generators`, a search for sets of permutations: the search's cost and its result.
+
+The gap of a set is the spectral gap of the random walk whose steps are the set's permutations.
+"""
 
 from dataclasses import asdict
 
@@ -56,7 +59,8 @@ def _number(value: int) -> str:
 def print_result(result: GeneratingSet, plain_gap: float | None) -> None:
     """Print the best set, other sets with the same gap, and the numbers of checked and dropped sets.
 
-    The best set's gap by the plain n! × n! matrix is printed if it was computed.
+    `plain_gap` is the best set's gap, computed from the n! × n! matrix of the walk on all permutations; None if it was
+    not computed.
     """
     console = Console(soft_wrap=True)
     table = Table("permutation", "cycles", title=f"Spectral gap {result.gap:.10f}", title_justify="left")
@@ -94,7 +98,10 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 def as_record(result: GeneratingSet, plain_gap: float | None) -> JsonObject:
-    """Return a result as a dict for JSON, whose entry `perms` is a `basis` for the permutation mixer."""
+    """Return a result and `plain_gap` (see `print_result`) as a dict for JSON.
+
+    The entry `perms` can be the argument `basis` of the permutation mixer.
+    """
     return {
         **asdict(result.question),
         "perms": result.perms.tolist(),

@@ -99,7 +99,11 @@ def plot_recommendations(recommendations: Sequence[tuple[int, Recommendation]]) 
 
 
 def make_charts(recommendations: Sequence[tuple[int, Recommendation]]) -> list[Chart]:
-    """Return charts of singular values below 0.1, gradients, and layers until stream differences fall below 0.1."""
+    """Return three charts with one row per mixer.
+
+    The charts are: share of singular values below 0.1; mean square gradient of the first and the last sublayer; number
+    of layers until differences between streams fall below 0.1 of their size.
+    """
     names = [one.mixer for one in recommendations[-1][1].candidates]
     collapse, gradients, layers = [], [], []
     for depth_number, (_, recommendation) in enumerate(recommendations):

@@ -121,7 +121,7 @@ def _tabulate_spread(groups: Sequence[RunGroup]) -> list[Table]:
 
 
 def draw_logged(groups: Sequence[RunGroup], kind: str) -> list[Chart]:
-    """Return charts by step of the numbers in logged lines of one kind, "train" or "evaluate"."""
+    """Return charts, over the steps, of the numbers in the log's lines of one kind, "train" or "evaluate"."""
     return [
         Chart(title, draw_lines(groups, _logged(kind, key)), _STEP, Axis(label, logarithmic))
         for title, key, label, logarithmic in _CHARTS[kind]

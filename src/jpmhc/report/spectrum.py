@@ -1,4 +1,7 @@
-"""Show one spectrum: a table for a terminal, a figure, and the curve as CSV."""
+"""Show one spectrum: a table for a terminal, a figure, and the curve as CSV.
+
+Bands are the intervals, separated by gaps, that contain all singular values. A singular value below 0.1 has collapsed.
+"""
 
 from __future__ import annotations
 
@@ -219,7 +222,7 @@ def _draw_shares(ax: Axes, curve: Density, bands: Tensor, sampled: Tensor | None
 
 
 def full_curve(curve: Density, top: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return singular values up to `top` and their density, with zeros outside its grid and in gaps between bands."""
+    """Return singular values up to `top` and their density, with zeros outside the curve's grid and in gaps."""
     s, values = (part.numpy() for part in curve.singular_values())
     dark = s * values < _DARK
     gap = np.flatnonzero((s[1:] > _GAP * s[:-1]) & dark[1:] & dark[:-1])

@@ -58,7 +58,7 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def colour_of(mixer: str | None) -> str:
-    """Return the colour of a mixer, given its name or the name of its random skips; grey for a plain model or None."""
+    """Return the colour of a mixer, given its name or a name in `ENSEMBLES`; grey for a plain model or None."""
     names = list(MIXERS)
     name = ENSEMBLES[mixer].name if mixer in ENSEMBLES else mixer
     if name is None or name.split("-")[0] == "plain":
@@ -140,7 +140,8 @@ def name_ticks(axis: Axis, limits: tuple[float, float], logarithmic: bool, whole
 def finish_axes(ax: Axes, whole: tuple[bool, bool] = (False, False)) -> None:
     """Give matplotlib axes two spines and the colours of this style, and numeric axes the ticks of this style.
 
-    The axes have their limits and scales. `whole` says whether x and y are counts, whose ticks are whole numbers.
+    The axes must have their limits and scales already. `whole` says whether x and y are counts, whose ticks are whole
+    numbers.
     """
     from matplotlib.ticker import FixedLocator
 

@@ -1,4 +1,4 @@
-"""Comparisons of mixers under equal conditions: arms × learning rates × seeds on one task."""
+"""Comparisons of mixers under equal conditions: arms (mixers with options) × learning rates × seeds on one task."""
 
 from jpmhc.experiments.comparison.comparison import Comparison, collect, compare
 from jpmhc.experiments.comparison.language import LanguageExperiment

@@ -20,7 +20,7 @@ from jpmhc.experiments.training.config import flatten_fields
 
 
 def open_folder(out: Path, settings: dict[str, object]) -> None:
-    """Write the settings that all runs share into a new folder; raise a ValueError if it belongs to something else."""
+    """Write the settings that all runs share into a new folder; raise a ValueError if the folder has other content."""
     path = out / "settings.json"
     settings = json.loads(json.dumps(tree_map(_round, settings), default=str))  # as it is when it is read again
     if path.exists():

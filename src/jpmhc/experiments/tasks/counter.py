@@ -26,7 +26,7 @@ def _finalise(x: np.ndarray) -> np.ndarray:
 
 
 def bits(*key: ArrayLike) -> np.ndarray:
-    """Return 64 random bits for every entry of the key. Its parts, such as a seed and counters, are broadcast."""
+    """Return 64 random bits for every entry of the key, whose parts, such as a seed and counters, are broadcast."""
     value = np.zeros((), np.uint64)
     for word in key:
         with np.errstate(over="ignore"):  # arithmetic modulo 2⁶⁴ is intended

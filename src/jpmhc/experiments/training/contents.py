@@ -39,7 +39,7 @@ _MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, Ov
 
 
 def load_content(file: Path, entries: Mapping[str, tuple[type, ...]], device: torch.device | str) -> Content:
-    """Load a file of a checkpoint without running code from it, and check that it has entries of the allowed types."""
+    """Load a file of a checkpoint without running code from it, and check that it has the `entries`, {name: types}."""
     try:
         if not is_zipfile(file):
             raise ValueError("it is not a file that torch.save writes")

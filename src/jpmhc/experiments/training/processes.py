@@ -46,7 +46,7 @@ class World:
     pulse: "Pulse | None" = None  # detects lost processes; None if there is one process
 
     def rows(self, batch: int, accumulate: int) -> range:
-        """Return the range of a batch's rows that belong to this process."""
+        """Return the range of a batch's rows that belong to this process, which takes them in `accumulate` parts."""
         if batch % (self.size * accumulate):
             raise ValueError(
                 f"batch ({batch}) must be a multiple of processes × accumulate ({self.size} × {accumulate})"
