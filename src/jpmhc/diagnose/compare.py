@@ -51,29 +51,29 @@ class MapComparison:
 
     @property
     def wasserstein(self) -> float:
-        """The distance W1 between `predicted` and `measured`, in singular values; NaN without a prediction."""
+        """The Wasserstein distance of `measured` from `predicted`, in singular values; NaN without a prediction."""
         return self._distances[0]
 
     @property
     def kolmogorov(self) -> float:
-        """The distance KS between `predicted` and `measured`, see `find_distances`; NaN without a prediction."""
+        """The Kolmogorov–Smirnov distance of `measured` from `predicted` (see `find_distances`); NaN without it."""
         return self._distances[1]
 
     @cached_property
     def rotated_kolmogorov(self) -> float:
-        """The distance KS between `rotated` and `measured`; NaN without rotated layers."""
+        """The Kolmogorov–Smirnov distance of `measured` from `rotated`; NaN without `rotated`."""
         return find_distances(self.measured, self.rotated)[1]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TheoryComparison(MapComparison):
-    """The spectra of one token's Jacobian through all layers, from all streams to all streams.
+    """The spectra of one token's Jacobian through all L layers, from all n streams to all streams.
 
     Attributes:
         position: The token's number.
         own: The spectra of the model's own map, from n copies of a stream to the mean of the final streams; None for
             one stream, or if the map was not measured densely.
-        blocks: Mean squared singular value from stream j to stream i. [n, n]
+        blocks: Mean squared singular value of the Jacobian's block from stream j to stream i. [n, n]
         gains: Mean squared singular value of each sublayer's Jacobian at this token, after a multiple of the identity
             was subtracted from the Jacobian. [L]
         gradients: The theory's mean squared singular value of the derivative of the mean stream (or of all streams, if
@@ -109,7 +109,7 @@ class TheoryComparison(MapComparison):
 
     @property
     def aligned(self) -> float:
-        """The 99 % quantile of `measured` divided by `rotated`'s; above 1, layers amplify each other's directions."""
+        """`measured`'s 99 % quantile divided by `rotated`'s; above 1, layers amplify each other's directions."""
         return math.nan if self.rotated is None else self.measured.quantile(0.99) / self.rotated.quantile(0.99)
 
 
@@ -126,9 +126,11 @@ def compare_token(
     """Measure the map through all layers at one token, and compare it with the theory.
 
     Args:
+        chain: The layers' calls, in order.
         jacobian: The Jacobian of the map through the layers at the token.
+        part: The planned measurement of this Jacobian.
         all_streams: Whether the model's own map ends with all streams, and not with their mean.
-        by_matrices: Whether to compute every sublayer's Jacobian as a matrix, for its singular values and for rotation.
+        by_matrices: Whether to compute every sublayer's Jacobian as a matrix, for the theory and for `rotated`.
         progress: Called with the number of products done since the last call.
     """
     position, n = jacobian.position, chain[0].streams

@@ -1,4 +1,4 @@
-"""Products J v and Jᵀ u with the Jacobian of a real model, computed without forming J."""
+"""Products J v and Jᵀ u with the Jacobian J [M, N] of a real model, computed without forming J."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LinearisedMap:
 
 @dataclass(frozen=True)
 class Jacobian:
-    """The Jacobian of a linearised map, or the block of one token: the derivative of its output by its own input.
+    """The Jacobian of a linearised map, or its block for one token: the derivative of the token's output by its input.
 
     Attributes:
         at: The linearised map.

@@ -1,4 +1,4 @@
-"""Measurements of single layers (gains and gradients) and of the streams between them."""
+"""Measurements of single layers (gains and gradients) and of the streams between the layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LayerMeasurement:
     Attributes:
         name: The module's name, with the number of the call if the module is called more than once.
         skip: The mean diagonal of the Jacobian of a plain layer, or of a connection's sublayer.
-        gain: The mean squared singular value of this Jacobian minus `skip` times the identity, over all tokens.
+        gain: The mean squared singular value, over all tokens, of that Jacobian minus `skip` times the identity.
         gradient: The mean squared singular value of the derivative of the map's output by this layer's output.
         similarity: The mean cosine between two streams after the layer.
         dominance: The share of the streams' squared length that the longest stream holds.
@@ -74,8 +74,8 @@ def measure_gain(call: LayerCall, vectors: Tensor, position: int | None = None) 
 def measure_sublayer(call: LayerCall, position: int, chunk: int, batched: bool) -> tuple[float, Tensor]:
     """Split the sublayer's Jacobian at one token into a multiple a of the identity and a rest R [d, d]; return both.
 
-    The number a is the median eigenvalue of the Jacobian's symmetric part. The mean of the diagonal would do for fresh
-    sublayers, but in trained sublayers a few directions can dominate that mean.
+    The number a is the median eigenvalue of the Jacobian's symmetric part. For fresh sublayers the mean of the diagonal
+    would be as good, but in trained sublayers a few directions can dominate that mean.
     """
     at = LinearisedMap(call.inside, call.output, _no_run, call.positions, batched=batched)
     matrix = measure_matrix(Jacobian(at, position), chunk).double()
@@ -101,7 +101,7 @@ def _no_run(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class StreamStatistics:
-    """Statistics of the streams and of the connections' coefficients, averaged over tokens.
+    """Statistics of n streams and of the coefficients of L connections, averaged over tokens.
 
     Attributes:
         similarity: Mean cosine between two streams after each layer: 1 means that the streams are copies. [L]
@@ -109,8 +109,8 @@ class StreamStatistics:
         read: Mean read weights. [L, n]
         write: Mean write weights. [L, n]
         product: Singular values of the product of all skips, descending. [n]
-        geometric_mean: The geometric mean of the singular values of that product.
-        direct: 1ᵀ H_L … H_1 1 / n: the factor by which the skips alone multiply the mean stream.
+        geometric_mean: The geometric mean of the singular values in `product`.
+        direct: 1ᵀ H_L … H_1 1 / n with the skips H: the factor by which skips alone multiply the mean stream.
     """
 
     similarity: Tensor
@@ -152,9 +152,9 @@ def _read_coefficients(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
 def effective_coefficients(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
     """Return read, write and skip of a connection for every token, with the norm after the write multiplied in.
 
-    The norm divides each stream by its root mean square R, so the skip is R⁻¹H and the write R⁻¹w. For a layer norm, R
-    belongs to the centred stream; the direction that centring removes and the norm's weights are left out. All three
-    tensors are in float64 on the CPU.
+    The norm divides each stream by its root mean square R, so the skip H becomes R⁻¹H and the write w becomes R⁻¹w. For
+    a layer norm, R belongs to the centred stream; the direction that centring removes and the norm's weights are left
+    out. All three tensors are in float64 on the CPU.
     """
     read, write, skip = _read_coefficients(call)
     if call.post_norm:

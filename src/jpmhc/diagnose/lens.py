@@ -1,5 +1,7 @@
 """A lens: the linear map from the streams after a layer to the final residual, averaged over prompts.
 
+The final residual is the mean of the streams after the last layer, d numbers per token.
+
 The logit lens reads a hidden state with the model's head as if no layer followed. The Jacobian lens first multiplies
 the hidden state by the average derivative of the final residual. A model with n streams has a derivative by all
 streams. [d, n d] A fitted lens has the least-squares map instead of the derivative. The derivative misses a part of a

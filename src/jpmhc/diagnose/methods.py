@@ -53,7 +53,7 @@ class Part:
 
     @property
     def products(self) -> int:
-        """The number of rows of a dense measurement, or of Lanczos quadrature's products with the Jacobian."""
+        """The number of rows of a dense measurement, or of products with the Jacobian in Lanczos quadrature."""
         return self.shape[0] if self.method == "dense" else self.probes * (2 * self.steps - 1)
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ def plan_part(name: str, jacobian: Jacobian, saved: int, seconds: float, method:
     Args:
         saved: The bytes that the model's graph saves.
         seconds: The time limit of the measurement.
-        method: "dense" or "lanczos" at any cost, or "auto" for a choice by cost.
+        method: "dense" or "lanczos", which is then used at any cost, or "auto" for a choice by cost.
     """
     (rows, columns), at = jacobian.shape, jacobian.at
     free_bytes = _SHARE * free_memory(at.y.device)

@@ -84,7 +84,8 @@ class Candidate:
         collapsed: The share of J's singular values below the same limit, with drifted skips.
         collapsed_model: The share of T's singular values below the same limit, with drifted skips.
         geometric_mean: The geometric mean of J's singular values with drifted skips.
-        direct_path: $1^\top H_L \cdots H_1 1/n$ with drifted skips: the factor to which T reduces without sublayers.
+        direct_path: $1^\top H_L \cdots H_1 1/n$ with drifted skips H: without sublayers, T is this multiple of the
+            identity.
         gradient_gains: The mean squared singular value of T's derivative by each sublayer's output, with drifted
             skips. [L]
         layers_until_collapse: The number of drifted layers after which differences between streams are below 0.1.
@@ -286,16 +287,16 @@ class _Model:
         self.scale = math.exp(float(torch.linalg.slogdet(self.plain.skips).logabsdet.sum()) / streams)
 
     def network(self, skips: Tensor) -> spectra.Network:
-        """Return the network with these skips. [L, n, n]"""
+        """Return the theory's network with these skips and the other settings of the recommendation. [L, n, n]"""
         return self.make(skips, self.read, self.write, self.mlp, self.start_variance)
 
     def own_map(self, skips: Tensor, network: spectra.Network) -> spectra.Network:
-        """Return the network of the model's own map T; if all row sums of skips are one, T is the plain network's."""
+        """Return the network of the model's own map T: the plain network's if all rows of the skips sum to one."""
         plain = float((skips.sum(-1) - 1).abs().max()) < 1e-6
         return (self.plain if plain else network).end_to_end()
 
     def shares_collapsed(self, networks: Sequence[spectra.Network]) -> list[float]:
-        """Return the collapsed share of each network; networks whose skips agree to six decimals are solved once."""
+        """Return the collapsed share of each network; networks with equal skips (to six decimals) are solved once."""
         keys = [(one.ends, one.skips.mul(1e6).round().long().numpy().tobytes()) for one in networks]
         unique = dict(zip(keys, networks))
         shares = shares_below(list(unique.values()), COLLAPSED * self.scale, points=_ARC, tolerance=_TOLERANCE)

@@ -26,7 +26,7 @@ class LayerCall:
     """One call of one connection or layer; its tensors are in the model's graph.
 
     Attributes:
-        name: The module's name, after the recording with the number of the call if the module was called again.
+        name: The module's name; after the recording, with the number of the call if there were several calls.
         module: The module.
         before: The streams before the connection. [..., n, d]
         inside: The sublayer's input. [..., d]
@@ -193,7 +193,7 @@ def find_layers(model: nn.Module) -> list[nn.Module]:
     """Return a model's hyper-connections, or without hyper-connections its longest list of modules of one class.
 
     A list inside another list does not count: the layers are returned, not the experts inside each layer. Connections
-    of stacks with delayed reads are left out, because the read of one connection is there the input of another.
+    of stacks with delayed reads are left out, because a sublayer's input there comes from another connection's read.
     """
     connections: list[nn.Module] = [module for module in model.modules() if isinstance(module, HyperConnection)]
     if connections:

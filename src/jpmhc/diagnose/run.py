@@ -205,7 +205,7 @@ def _find_module(model: nn.Module, name: str) -> nn.Module:
 
 
 def list_names(names: Sequence[str], most: int = 8) -> str:
-    """Return the first names in words, and the number of the others."""
+    """Return a phrase with the first `most` names and the number of the other names."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
@@ -240,7 +240,7 @@ def _find_embedding(model: nn.Module, arguments: Arguments, call: Callable[..., 
 
 
 def call_model(call: Callable[..., Any], arguments: Arguments) -> Any:
-    """Call a model for the first time; turn an error into a ValueError with one sentence about the inputs."""
+    """Call a model for the first time; raise its errors as a ValueError with one sentence on the inputs."""
     try:
         return call(*arguments[0], **arguments[1])
     except (RuntimeError, TypeError, IndexError) as error:
@@ -251,7 +251,7 @@ def run_between(ends: Ends, call: Callable[..., Any], start: Tensor | None = Non
     """Run the model with a given input of the map, and return the map's input and output.
 
     Args:
-        start: The map's input; None for a copy, with gradients, of the tensor that the model itself computes there.
+        start: The map's input; None for a copy, with gradients, of the tensor that the model computes.
     """
     args, kwargs = list(ends.arguments[0]), dict(ends.arguments[1])
     used: list[Tensor] = []
@@ -312,7 +312,7 @@ def find_tensor(output: Any, name: str) -> Tensor:
 
 
 def replace_tensor(output: Any, replace: Callable[[Tensor], Tensor], name: str) -> Any:
-    """Return a module's output with the first tensor replaced."""
+    """Return a module's output, with its first tensor t replaced by `replace(t)`."""
     if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
         return type(output)([replace(output[0]), *output[1:]])
     if not isinstance(output, Tensor) or not output.is_floating_point():

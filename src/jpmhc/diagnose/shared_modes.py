@@ -1,10 +1,11 @@
-r"""Shared modes: the few matrices that training adds to the sublayers' Jacobians of all layers.
+r"""Shared modes: the few matrices that training adds to the Jacobians of all sublayers.
 
-$R_l$ is a sublayer's Jacobian at one token without its multiple of the identity, $g_l^2 = \|R_l\|_F^2 / d$. The Gram
-matrix over layers $C_{lm} = \langle R_l, R_m \rangle / (d\, g_l g_m)$ has eigenpairs $(w_k, u_k)$. Independent $R_l$
-give the Marchenko–Pastur bulk around one; each eigenvalue above the bulk is a shared mode. The shared part of a
-sublayer, $S_l = g_l \sum_{k \le K} u_{lk} \sum_m u_{mk} R_m / g_m$, adds up coherently over layers; the own part
-$R_l - S_l$ is as good as rotated freely (docs/derivations/real_networks.md, "Trained networks share modes").
+$R_l$ is the Jacobian [d, d] of sublayer l at one token, without its multiple of the identity;
+$g_l^2 = \|R_l\|_F^2 / d$. The Gram matrix over layers $C_{lm} = \langle R_l, R_m \rangle / (d\, g_l g_m)$ has
+eigenpairs $(w_k, u_k)$. Independent $R_l$ give the Marchenko–Pastur bulk around one; each eigenvalue above the bulk
+is a shared mode. The shared part of a sublayer, $S_l = g_l \sum_{k \le K} u_{lk} \sum_m u_{mk} R_m / g_m$, adds up
+coherently over layers; the own part $R_l - S_l$ acts as if its singular vectors were random
+(docs/derivations/real_networks.md, "Trained networks share modes").
 """
 
 from __future__ import annotations

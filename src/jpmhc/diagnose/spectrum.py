@@ -58,7 +58,7 @@ class Spectrum:
         return f"Spectrum(shape={self.shape}, {ends}, method={self.method!r})"
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Return a matplotlib figure of the distribution function.
+        """Return a matplotlib figure of the distribution function of the singular values.
 
         Args:
             path: A file to write the figure to as well: PNG, SVG or PDF by its ending.

@@ -31,8 +31,8 @@ def token_coefficients(calls: Sequence[LayerCall], skips: Sequence[float], posit
     """Return read [n], write [n] and skip [n, n] of every layer for one token.
 
     The theory assumes sublayers without preferred directions, whose Jacobian has trace zero. The Jacobian of a trained
-    sublayer is a multiple a of the identity plus a rest R. The multiple becomes part of the connection's skip, exactly:
-    H ⊗ 1 + w rᵀ ⊗ (a 1 + R) = (H + a w rᵀ) ⊗ 1 + w rᵀ ⊗ R.
+    sublayer is a multiple a of the identity plus a rest R. With read weights r, write weights w and skip H, the
+    multiple becomes part of the skip, exactly: H ⊗ 1 + w rᵀ ⊗ (a 1 + R) = (H + a w rᵀ) ⊗ 1 + w rᵀ ⊗ R.
 
     Args:
         skips: The multiple of the identity in the Jacobian of each plain layer or connection's sublayer.
@@ -54,6 +54,7 @@ def make_network(layers: Sequence[Layer], gains: Tensor, matrices: Sequence[Tens
     """Return the theory's network for these layers.
 
     Args:
+        layers: Read [n], write [n] and skip [n, n] of each layer.
         gains: The sublayers' mean squared singular values. [L]
         matrices: The sublayers' Jacobians, whose singular values the network takes; without matrices, sublayers are
             Gaussian. [d, d] each
@@ -78,10 +79,11 @@ def predict_spectrum(network: spectra.Network) -> tuple[spectra.Density | None, 
 
 
 def find_distances(measured: Spectrum, predicted: spectra.Density | Spectrum | None) -> tuple[float, float]:
-    """Return W1 in singular values, and KS with a tolerance of 1 % in each singular value; NaN without a prediction.
+    """Return the Wasserstein distance W1 and the Kolmogorov–Smirnov distance KS of the spectra; NaN without prediction.
 
-    Skips alone give many equal singular values, which the theory smooths: without the tolerance, KS would be large at
-    each such value. KS ignores singular values below `measured.floor`, and differences within a quadrature's bounds.
+    W1 is in singular values; KS tolerates a shift of each singular value by 1 %. Skips alone give many equal singular
+    values, which the theory smooths: without the tolerance, KS would be large at each such value. KS ignores singular
+    values below `measured.floor`, and differences within a quadrature's bounds.
     """
     if predicted is None:
         return math.nan, math.nan
@@ -104,6 +106,8 @@ def find_distances(measured: Spectrum, predicted: spectra.Density | Spectrum | N
 def compose_layers(layers: Sequence[Layer], matrices: Sequence[Tensor]) -> Tensor:
     """Compute the Jacobian of a chain of layers with constant coefficients, ∏ (H ⊗ 1 + w rᵀ ⊗ F′). [n d, n d]
 
+    A layer has read weights r, write weights w and skip H.
+
     Args:
         matrices: The sublayers' Jacobians F′. [d, d] each
     """
@@ -125,7 +129,8 @@ def rotate_sublayers(
 ) -> tuple[Spectrum, Spectrum]:
     """Compute the spectra of J (all streams) and T (the mean stream) with random singular vectors in every sublayer.
 
-    Only the sublayers' own parts are rotated, not their shared parts. Small matrices are drawn several times.
+    Only the sublayers' own parts are rotated, not their shared parts (see shared_modes.py). For small matrices, several
+    draws make one spectrum.
 
     Args:
         matrices: The sublayers' Jacobians. [d, d] each

@@ -152,7 +152,7 @@ def _watching(
 
 @torch.no_grad()
 def summarise_calls(calls: list[LayerCall]) -> dict[str, float]:
-    """Return the logged numbers of one run: statistics of skips and streams, and of the sublayers' signal gains."""
+    """Return the numbers to log for the calls of one run: on skips, on streams, and on the sublayers' signal gains."""
     numbers: dict[str, float] = {}
     chain = longest_chain(calls) or calls
     if chain[0].coefficients is not None:
@@ -171,7 +171,7 @@ def summarise_calls(calls: list[LayerCall]) -> dict[str, float]:
 
 
 def find_alarms(numbers: dict[str, float]) -> dict[str, str]:
-    """Return {name: sentence} of the numbers that are not finite or beyond their limits.
+    """Return {name: alarm sentence} for the numbers that are not finite or are beyond their limits.
 
     >>> find_alarms({"skips/direct_path": 0.95, "signal_gain/largest": 20.0})
     {'signal_gain/largest': "a sublayer's output is larger than its input, by the factor 20"}

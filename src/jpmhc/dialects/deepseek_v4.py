@@ -1,9 +1,10 @@
 """DeepSeek-V4: mHC with eps, the transposed Sinkhorn matrix as skip, and a learned head before the last norm.
 
-The norm is over all n · d numbers of a token, with its eps under the root. With logits from this norm,
+The norm is over all n · d numbers of a token, with its eps under the root. With σ the sigmoid of the logits of the read
+or the write,
 
     read = σ + eps,  write = 2σ,  H = Cᵀ,
-    C = softmax over rows + eps, then columns, rows, …, columns, each divided by its sum + eps.
+    C = softmax of the skip's logits over rows + eps, then columns, rows, …, columns, each divided by its sum + eps.
 """
 
 from typing import Any
@@ -33,7 +34,7 @@ load, dump = DIALECT.load, DIALECT.dump
 
 
 class Layer(ConnectedLayer):
-    """The forward of a `transformers` decoder layer, with this package's connections on the layer's parameters."""
+    """A forward for a `transformers` decoder layer; this package's connections use the layer's parameters."""
 
     def forward(self, hidden_states: Tensor, input_ids: Tensor | None = None, **kwargs: Any) -> Tensor:
         layer = self.layer
@@ -44,7 +45,7 @@ class Layer(ConnectedLayer):
 
 
 class Head:
-    """The forward of the learned head in `transformers`, in this package's arithmetic."""
+    """A forward for the learned head in `transformers`, which computes the head by this package's functions."""
 
     def __init__(self, head: Any, name: str, kernels: str) -> None:
         self.head = head

@@ -17,7 +17,7 @@ load, dump = DIALECT.load, DIALECT.dump
 
 
 class Layer(ConnectedLayer):
-    """The forward of a `transformers` decoder layer, with this package's connections on the layer's parameters."""
+    """A forward for a `transformers` decoder layer; this package's connections use the layer's parameters."""
 
     def forward(
         self,

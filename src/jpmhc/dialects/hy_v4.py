@@ -63,7 +63,7 @@ def load(
 
 
 class Layer(ConnectedLayer):
-    """The forward of a `transformers` decoder layer, with this package's connections on the layer's parameters."""
+    """A forward for a `transformers` decoder layer; this package's connections use the layer's parameters."""
 
     @staticmethod
     def borrow(connection: Any, name: str, kernels: str) -> HyperConnection:

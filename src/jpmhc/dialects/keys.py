@@ -14,7 +14,7 @@ class Naming:
     Args:
         prefix: The text before every key in the published model.
         templates: For each site, such as `"layers.{}.attn"`, the key of its parts: `"layers.{}.attn_hc.[part]"`.
-        parts: For each site, {part: the part's name in the key}. Sites that are not listed have the parts of "".
+        parts: For each site, {part: the part's name in the key}. Sites that are not listed have the parts under "".
     """
 
     def __init__(self, prefix: str, templates: dict[str, str], parts: dict[str, dict[str, str]]) -> None:

@@ -49,7 +49,7 @@ class ConnectionTensors(Protocol):
 
     @property
     def scale(self) -> Tensor:
-        """The factors of the projected logits: for the read, the write and, unless it has none, the skip. [2 or 3]"""
+        """The factors of the projected logits: for the read, the write and, if there is one, the skip. [2 or 3]"""
 
 
 class ScaledParameters(nn.Module):
@@ -66,7 +66,7 @@ class ScaledMap(CoefficientMap):
     Args:
         parameters: The module with the parameters. Every call looks the parameters up, so that the map uses moved,
             sharded or replaced parameters.
-        borrowed: Whether the module stays a part of another model; otherwise the module becomes a part of the map.
+        borrowed: Whether that module stays a part of another model; otherwise it becomes a part of the map.
         settings: Other settings, as in `CoefficientMap.configure`.
     """
 
@@ -293,7 +293,7 @@ def make_scaled_connection(
     Args:
         iterations: The number of Sinkhorn iterations; None makes the skip the identity.
         eps: Added to the reads, and in the Sinkhorn iterations.
-        borrowed: Whether the module stays a part of another model.
+        borrowed: Whether the module `parameters` stays a part of another model.
         transposed: Whether the skip is the transpose of the Sinkhorn matrix.
         settings: Other settings of `ScaledMap`; `read_eps` replaces `eps` for the reads.
     """

@@ -4,7 +4,8 @@ Let x̂ be the flattened streams, each divided by its root mean square and multi
 
     read = mean over streams of σ(U silu(D x̂ / n)) ⊙ x̂,   write = 2σ(B x̂ / n),   x_i ← x_i + write_i y.
 
-The sublayer's input is already normalised, so that blocks have no other norm and the model has no last norm.
+Here σ is the sigmoid, y the sublayer's output, and D, U and B are the matrices `down`, `up` and `inject`. The
+sublayer's input is already normalised, so that blocks have no other norm and the model has no last norm.
 """
 
 import functools
@@ -96,12 +97,12 @@ def read_gated(
 
 
 def write_gated(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """Return the streams x plus y times each stream's write weight. [..., n, d], [..., d], [..., n] → [..., n, d]"""
+    """Add y, times the stream's write weight, to each stream of x. [..., n, d], [..., d], [..., n] → [..., n, d]"""
     return x + y.unsqueeze(-2) * weights.unsqueeze(-1)
 
 
 def write_read_gated(x: Tensor, y: Tensor, weights: Tensor, *following: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the new streams and `read_gated` of them, in one function that a compiler can fuse."""
+    """Return `write_gated(x, y, weights)` and the results of `read_gated` on it, which a compiler can fuse."""
     x = write_gated(x, y, weights)
     return x, *read_gated(x, *following)
 
@@ -178,7 +179,7 @@ def dump(
 
 
 class GatedResidualRunner:
-    """The forward of a gated residual of `transformers`, a connection or the head, in this package's arithmetic."""
+    """A forward for a gated residual of `transformers` (a connection or the head), by the functions of this file."""
 
     def __init__(self, module: Any, name: str, kernels: str) -> None:
         checks.choice(kernels, KERNELS, "kind of kernels")
@@ -210,7 +211,7 @@ class GatedResidualRunner:
 
 
 class Layer:
-    """The forward of a `transformers` decoder layer, with the attention's write and the MLP's read in one function."""
+    """A forward for a `transformers` decoder layer, with the attention's write and the MLP's read in one function."""
 
     def __init__(self, layer: Any, name: str, kernels: str) -> None:
         self.layer = layer

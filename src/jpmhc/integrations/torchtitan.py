@@ -67,7 +67,7 @@ class HyperLlama3Model(Llama3Model):
         pass
 
     def verify_module_protocol(self) -> None:
-        """Check the modules as torchtitan does, except the connections, which the blocks initialise."""
+        """Check the modules as torchtitan does, but not the connections, which the blocks initialise."""
         ours = {id(part) for one in self.modules() if isinstance(one, HyperConnection) for part in one.modules()}
         for name, module in self.named_modules():
             if id(module) not in ours and not isinstance(module, Module):

@@ -12,7 +12,8 @@ class WatchCallback(TrainerCallback):
     """Log the numbers of `jpmhc.diagnose.watch` through a trainer, at its `global_step` and from its first process.
 
     The trainer hands the numbers to all trackers of its `report_to`, such as TensorBoard or wandb, under names that
-    begin with "jpmhc/", and keeps the numbers in `trainer.state.log_history`. A resumed run goes on counting its steps.
+    begin with "jpmhc/", and keeps the numbers in `trainer.state.log_history`. A resumed run continues the count of
+    steps.
 
     Args:
         trainer: The trainer that logs.

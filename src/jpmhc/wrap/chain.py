@@ -53,8 +53,8 @@ class Chain:
     `forward_intermediates`, each layer returns its hidden state, and the next layer looks up the streams that belong to
     this hidden state.
 
-    A layer may read ahead for the next layer: one pass then computes its last write and the next layer's first read.
-    The result is used only if the next layer gets the same streams.
+    A layer may read ahead for the next layer: one pass then computes the layer's last write and the next layer's first
+    read. The result of this read is used only if the next layer gets the same streams.
 
     Args:
         plans: The layers' plans, in the order of their calls.
@@ -200,7 +200,7 @@ class Chain:
         return None
 
     def reduce_by_name(self, module: nn.Module, output: Any) -> Any:
-        """Return a traced output with its streams reduced; names and shapes tell which entries are streams.
+        """Return the output of a traced call with its streams reduced, which are found by names and shapes.
 
         Args:
             output: A tuple, or a dict whose keys name the hidden states.
@@ -218,7 +218,7 @@ class Chain:
         return output
 
     def refuse_unfinished(self, module: nn.Module) -> None:
-        """Raise an error: not all layers of the chain were called, so that streams would leave the module."""
+        """Raise the error for a call that did not reach all layers, so that streams would leave the module."""
         raise RuntimeError(
             f"{type(module).__name__} did not call all of its layers {self.names}, as it did when the model was "
             "wrapped: unwrap the model before you run fewer of them"
@@ -254,7 +254,7 @@ class Chain:
         return connection if may_read_ahead(connection, x) else None
 
     def take_read(self, layer: nn.Module, x: Tensor) -> Read | None:
-        """Return the mixture and state that the previous layer has read from the streams x for this layer, or None."""
+        """Return the sublayer input and the state that the previous layer has read from x for this layer, or None."""
         if torch.compiler.is_compiling() or self.ahead is None:
             return None
         (reader, ahead), self.ahead = self.ahead, None
@@ -282,7 +282,7 @@ class Chain:
 
 
 def follow_recomputing(layer: nn.Module) -> None:
-    """Replace the checkpoint function of a layer, so that recomputation gets its streams as a tensor.
+    """Replace the checkpoint function of a layer, so that recomputation gets the layer's streams as a tensor.
 
     Before transformers 5.23, such layers had a `__call__` of their own that also recomputes the hooks; these layers
     stay unchanged.
@@ -306,8 +306,7 @@ def _is_ours(checkpoint: object) -> bool:
 def recompute_streams(checkpoint: Callable[..., Any], run: Callable[..., Any], *args: Any) -> Any:
     """Run a layer under its checkpoint function, and return its output; every run makes its own `Streams` object.
 
-    Neither this layer nor the next one uses a mixture read ahead, because the checkpoint saves only the layer's
-    arguments.
+    Neither this layer nor the next one uses a read ahead, because the checkpoint saves only the layer's arguments.
 
     Args:
         checkpoint: The layer's checkpoint function.

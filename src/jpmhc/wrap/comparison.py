@@ -47,7 +47,7 @@ def default_inputs(model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def explaining_guess(model: nn.Module, guess: Kwargs) -> Iterator[None]:
-    """Replace an error inside the context, where a model gets guessed arguments, by a request for `inputs`."""
+    """Inside the context a model gets guessed arguments; replace an error by one that asks for `inputs`."""
     try:
         yield
     except _FAILURES as error:
@@ -129,7 +129,7 @@ class OutputComparison:
         return gradient
 
     def check(self) -> None:
-        """Raise an error if outputs or gradient now differ from the stored ones by more than rounding."""
+        """Raise an error if the model's outputs or gradient differ from the stored ones by more than rounding."""
         kind = type(self.model).__name__
         outputs = floating_tensors(self.run())
         if [x.shape for x in outputs] != [x.shape for x in self.outputs]:

@@ -88,7 +88,7 @@ class Finding:
 
 @dataclass
 class Boundary:
-    """A hidden state between two layers: who returned it, who took it (name and number of the call), and other uses."""
+    """A hidden state between two layers: the calls (name, number) that returned and took it, and other uses."""
 
     tensor: Tensor
     maker: tuple[str, int]

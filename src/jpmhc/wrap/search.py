@@ -166,7 +166,7 @@ def _nothing_in(module: nn.Module, name: str) -> Iterator[list[str]]:
 def chain_layers(probe: Probe) -> list[LayerPlan]:
     """Return one plan per layer.
 
-    `first` is set for layers that get a hidden state instead of streams, `last` for layers that return a hidden state.
+    A plan's `first` is set if the layer gets a hidden state instead of streams, `last` if it returns a hidden state.
     """
     joined = [(b.maker, b.taker) for b in probe.boundaries if b.taker is not None and not b.used]
     plans = []

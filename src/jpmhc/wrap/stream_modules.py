@@ -45,7 +45,7 @@ class StreamModule:
         return (streams.x, *args[1:]), kwargs
 
     def end(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """Return the module's output, as a `Streams` object if it is of all streams (a hook after the module)."""
+        """Return the module's output, as a `Streams` object if the module got all streams (a hook after the module)."""
         if self.pending is None:
             return None
         (streams, step), self.pending = self.pending, None

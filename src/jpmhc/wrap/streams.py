@@ -128,7 +128,7 @@ class Streams:
         return None if x is None or step is None else self.after(step, x)
 
     def add(self, other: Any, *, alpha: float = 1) -> Any:
-        """Return the streams after a write of `other` if this addition is residual; else the mixture plus `other`."""
+        """Write `other`, times alpha, to the streams if this addition is residual, else add it to the mixture."""
         if isinstance(other, Streams):
             if alpha == 1 and other._bends() < self._bends():
                 return other.add(self)
@@ -170,7 +170,7 @@ class Streams:
         return written
 
     def add_(self, other: Any, *, alpha: float = 1) -> Any:
-        """Add in place: every reference to this object sees the sum."""
+        """Add `other` to this object in place, so that every reference to the object sees the sum."""
         result = self.add(other, alpha=alpha)
         if not isinstance(result, Streams):
             return result
