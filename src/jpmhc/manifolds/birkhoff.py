@@ -1,9 +1,9 @@
 r"""The Birkhoff polytope: doubly stochastic matrices, reached by Sinkhorn–Knopp.
 
-`project` runs Alg. sinkhorn-forward without recording it for autograd. Its derivative is implicit: a change dX of the
-logits moves P by $P \odot (dX - u 1^\top - 1 v^\top)$, with u and v such that the row and column sums stay fixed. This
-map is self-adjoint, so one function of P serves reverse mode and forward mode.
-See docs/derivations/sinkhorn.md.
+`project` runs Alg. sinkhorn-forward from logits X to a matrix P without recording the iterations for autograd. The
+derivative is implicit: a change dX moves P by $P \odot (dX - u 1^\top - 1 v^\top)$, with u and v such that the row and
+column sums stay fixed. This map is self-adjoint, so one function of P serves reverse mode and forward mode. See
+docs/derivations/sinkhorn.md.
 """
 
 import math
@@ -40,7 +40,7 @@ def project(
         iterations: Row-then-column normalisations, T = 20 in the paper.
         tolerance: Freeze a matrix once its row sums differ from one by at most this much. The loop's length never
             depends on the data.
-        gradient: `"direct"` solves the implicit system exactly; `"gauss_seidel"` is the paper's iteration, which
+        gradient: `"direct"` solves the equations for u and v exactly; `"gauss_seidel"` is the paper's iteration, which
             stalls near permutation matrices; `"unrolled"` differentiates the recorded loop, the only way
             under `torch.jit.trace`.
         eps: A number that is added, as in DeepSeek-V4, to the entries after the first normalisation, which is a
@@ -75,7 +75,7 @@ def check_settings(
     first: str,
     gradient_iterations: int | None = None,
 ) -> None:
-    """Raise a ValueError for settings that `project` does not know or cannot combine."""
+    """Raise a ValueError if `project` does not know a setting or cannot combine it with the others."""
     checks.whole_number(iterations, "iterations")
     checks.choice(gradient, GRADIENTS, "gradient")
     checks.choice(first, SIDES, "side to normalise first")

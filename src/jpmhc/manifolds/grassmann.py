@@ -18,7 +18,7 @@ def orthonormalize(frame: Tensor) -> Tensor:
     """Return an orthonormal basis of the frame's span: the factor Q of its QR (eq. qr-retraction). [..., n, p]
 
     Gram–Schmidt batches well and, with every column projected twice, is as accurate as Householder's method. A frame
-    with a zero column, or with columns that are dependent to rounding, becomes NaN; other frames do not.
+    with a zero column, or with columns that are dependent to rounding, becomes NaN; other frames of the batch do not.
     """
     _, rank = checks.tall(frame)
     frame = precision.single_or_double(frame)
@@ -47,7 +47,7 @@ def project(frame: Tensor) -> Tensor:
 
 
 def horizontal(frame: Tensor, grad: Tensor) -> Tensor:
-    r"""Return $(I - UU^\top)\nabla$: the part of the gradient ∇ that moves the subspace of U (eq. horizontal-proj).
+    r"""Return $(I - UU^\top)\nabla$, the part of a gradient ∇ that moves the span of a frame U (eq. horizontal-proj).
 
     [..., n, p]
     """
@@ -106,7 +106,7 @@ def default_rank(n: int) -> int:
 def sample_frame(
     n: int, rank: int | None = None, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draw orthonormal bases of uniformly distributed subspaces. [*shape, n, rank]"""
+    """Draw orthonormal bases of uniformly distributed subspaces of dimension `rank`. [*shape, n, rank]"""
     checks.whole_number(n, "n")
     rank = default_rank(n) if rank is None else rank
     if not 1 <= rank <= n:

@@ -1,8 +1,8 @@
 r"""The orthogonal group, reached by the Cayley transform of a skew-symmetric matrix.
 
-With $K = \tfrac{\alpha}{2}(M - M^\top)$ the transform is $H = (I + K)(I - K)^{-1}$. Up to n = 4, H is a polynomial in K
-divided by a positive number (docs/derivations/cayley.md), so no matrix is factored. Above n = 4, H is the solution of a
-linear system, for entries of K up to 1e8.
+For any matrix M and the step size α the transform is $H = (I + K)(I - K)^{-1}$ with $K = \tfrac{\alpha}{2}(M -
+M^\top)$. Up to n = 4, H is a polynomial in K divided by a positive number (docs/derivations/cayley.md), so no matrix is
+factored. Above n = 4, H is the solution of a linear system, for entries of K up to 1e8.
 """
 
 from collections.abc import Sequence

@@ -16,6 +16,8 @@ FILL_SEED = 42  # the paper's seed for the random permutations of a basis
 def basis(n: int, size: int, seed: int = FILL_SEED) -> Tensor:
     """Return the paper's basis: identity, disjoint adjacent transpositions, cyclic shifts by ±1, random permutations.
 
+    The list is cut off at `size`, and `seed` draws the random permutations.
+
     Returns:
         Distinct permutations, each as the images of 0..n−1. [size, n]
     """
@@ -38,13 +40,13 @@ def basis(n: int, size: int, seed: int = FILL_SEED) -> Tensor:
 
 
 def matrices(perms: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    r"""Build the permutation matrices $(P_\sigma)_{ij} = 1[\sigma(j) = i]$. [K, n] → [K, n, n]"""
+    r"""Build the matrices $(P_\sigma)_{ij} = 1[\sigma(j) = i]$ of the rows σ of `perms`. [K, n] → [K, n, n]"""
     check_rows(perms)
     return indicator(perms).to(dtype)
 
 
 def check_rows(perms: Tensor) -> None:
-    """Raise a ValueError if a row is not a permutation of 0..n-1."""
+    """Raise a ValueError unless every row of `perms` [K, n] is a permutation of 0..n-1."""
     n = perms.shape[-1] if perms.ndim == 2 else 0
     if not n or len(perms) == 0 or any(sorted(row) != list(range(n)) for row in perms.tolist()):
         raise ValueError("expected permutations as rows that hold each of 0..n-1 once, of shape [K, n] with K >= 1")

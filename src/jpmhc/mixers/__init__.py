@@ -111,7 +111,10 @@ def _check_shapes(mixer: Mixer) -> None:
 def sample_skips(
     name: str | type[Mixer], streams: int, shape: tuple[int, ...] = (), *, generator: Generator | None = None
 ) -> Tensor:
-    """Draw random skip matrices of a mixer ("sinkhorn"), an ensemble ("bistochastic") or a class. [*shape, n, n]"""
+    """Draw random skip matrices H. [*shape, n, n]
+
+    `name` is a mixer ("sinkhorn"), the theory's word for random matrices ("bistochastic"), or a class of mixers.
+    """
     if isinstance(name, Mixer):
         raise ValueError(f"random skips are drawn by a mixer's class: give {type(name).__name__}, not an object of it")
     if isinstance(name, type) and issubclass(name, Mixer):

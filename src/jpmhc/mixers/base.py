@@ -23,7 +23,7 @@ START_MASS = 0.01  # off-diagonal mass at the start of bistochastic mixers: at z
 class TritonForm:
     """A mixer's sizes, constants and three Triton functions, which the fused kernels call.
 
-    Kernels are compiled once per object, so equal settings must share one object.
+    Kernels are compiled once per `TritonForm` object, so equal settings must share one object.
 
     A kernel loads the logits of a block of tokens as matrices M [tokens, rows, columns] and calls the three functions,
     which get this form as `F`, a compile-time constant.
@@ -148,7 +148,7 @@ class Mixer(SettingsModule, ABC):
 
 
 def start_logit(choices: int) -> float:
-    """Return the logit that has the softmax weight 1 - `START_MASS` beside `choices - 1` logits of zero."""
+    """Return the logit whose softmax weight is 1 - `START_MASS` if the other `choices - 1` logits are zero."""
     return math.log((1 - START_MASS) * (choices - 1) / START_MASS) if choices > 1 else 0.0
 
 

@@ -10,7 +10,7 @@ from jpmhc.mixers.base import Mixer, TritonForm, start_logit
 class Circulant(Mixer):
     r"""Mixtures $\sum_k \mathrm{softmax}(z)_k C^k$ of the cyclic shifts by k streams, with n logits z.
 
-    They are doubly stochastic and commute.
+    The mixtures are doubly stochastic and commute.
     """
 
     name = "circulant"

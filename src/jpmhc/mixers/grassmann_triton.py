@@ -43,7 +43,7 @@ def mix(m, F: tl.constexpr):
 
 @triton.jit
 def derivative(m, h, grad, F: tl.constexpr):
-    """Turn P's gradient into the gradient of the frame U, from dP = (I - P) dU (UᵀU)⁻¹ Uᵀ + transpose."""
+    """Turn the gradient of P = H into the gradient of the frame U = m, from dP = (I - P) dU (UᵀU)⁻¹ Uᵀ + transpose."""
     if F.constants.rank == F.streams:
         return m * 0.0
     else:

@@ -66,7 +66,7 @@ class Rotation(Mixer):
 
 
 def complement_of_ones(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return an orthonormal basis of the vectors that sum to zero, made of cosines. [n, n - 1]"""
+    """Return an orthonormal basis, made of cosines, of the vectors whose entries sum to zero. [n, n - 1]"""
     position = torch.arange(n, dtype=dtype, device=device) + 0.5
     wave = torch.arange(1, n, dtype=dtype, device=device) * (math.pi / n)
     return (position[:, None] * wave).cos() * (2 / n) ** 0.5

@@ -15,7 +15,7 @@ class Sinkhorn(Mixer):
         streams: n.
         iterations: Row-then-column normalisations, T = 20 in the paper.
         tolerance: Freeze a matrix once its row sums differ from one by at most this much; None: never.
-        gradient: "direct" (exact gradient of the limit), "gauss_seidel" (the paper's iteration for this gradient) or
+        gradient: "direct" (exact gradient of the converged H), "gauss_seidel" (the paper's iteration for it) or
             "unrolled" (gradient of the T iterations).
         eps: Added to sums and entries as in DeepSeek-V4 (see `birkhoff.project`); needs the gradient "unrolled".
         clamp: Bound of the logits' absolute values; None: no bound, which needs an eps.

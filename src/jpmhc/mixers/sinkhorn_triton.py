@@ -15,7 +15,7 @@ from jpmhc.mixers.triton_matrices import entries_by_rows
 
 
 class Constants(NamedTuple):
-    """The settings of a Sinkhorn mixer.
+    """The settings of a Sinkhorn mixer, named as the arguments of `Sinkhorn`.
 
     `steps` is the number of iterations of the gradient "gauss_seidel". `first` and `second` are the axes of
     [tokens, n, n] over which an iteration sums first and second.
@@ -34,7 +34,7 @@ class Constants(NamedTuple):
 
 @triton.jit
 def entries_by_columns(F: tl.constexpr):
-    """Return the index of each entry's logit, column by column, and its sign, always +1. [rows, columns]"""
+    """Return the index of each entry's logit, counted column by column, and the sign +1. [rows, columns] each"""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     return j * F.rows + i, (i + j >= 0).to(tl.float32)
@@ -96,7 +96,7 @@ def softmax_first(m, F: tl.constexpr):
 
 @triton.jit
 def iterate(m, F: tl.constexpr):
-    """Return H after a fixed number of normalisations of rows and columns, with DeepSeek-V4's eps. [tokens, n, n]"""
+    """Return H after the settings' number of iterations, with `eps` added as in DeepSeek-V4. [tokens, n, n]"""
     ITERATIONS: tl.constexpr = F.constants.iterations
     EPS: tl.constexpr = F.constants.eps
     FIRST: tl.constexpr = F.constants.first
@@ -148,7 +148,7 @@ def iterate_derivative(m, h, grad, F: tl.constexpr):
 def gauss_seidel_derivative(m, h, grad, F: tl.constexpr):
     r"""Return the logits' gradient $P \odot (G - u 1^\top - 1 v^\top)$ (eq. implicit-grad); P is h, and G is grad.
 
-    A step is $u = (P \odot G) 1 - P v$, then $v = (P \odot G)^\top 1 - P^\top u$ (Alg. sinkhorn-implicit-bwd).
+    One iteration is $u = (P \odot G) 1 - P v$, then $v = (P \odot G)^\top 1 - P^\top u$ (Alg. sinkhorn-implicit-bwd).
     """
     STEPS: tl.constexpr = F.constants.steps
     FIRST: tl.constexpr = F.constants.first

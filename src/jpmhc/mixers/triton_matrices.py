@@ -1,4 +1,7 @@
-"""Functions of small matrices for the Triton forms of mixers, one matrix per token. [tokens, rows, columns]"""
+"""Functions of small matrices for the Triton forms of mixers, one matrix per token. [tokens, rows, columns]
+
+F is the `TritonForm`, whose docstring describes the entries of M: the index of each entry's logit, and a sign.
+"""
 
 import triton
 import triton.language as tl
@@ -6,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def entries_by_rows(F: tl.constexpr):
-    """Return the index of each entry's logit, row by row, and its sign, 0 in padding columns. [rows, columns]"""
+    """Return the indices of the entries' logits, row by row, and the signs, 0 in padding columns. [rows, columns] each"""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     WIDTH: tl.constexpr = F.logits // F.rows
@@ -16,7 +19,7 @@ def entries_by_rows(F: tl.constexpr):
 
 @triton.jit
 def no_entries(F: tl.constexpr):
-    """Return arbitrary indices with the sign 0 of padding, for mixers without logits. [rows, columns]"""
+    """Return, for mixers without logits, arbitrary indices and the sign 0 of padding. [rows, columns] each"""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     return i + j, (i + j < 0).to(tl.float32)
@@ -24,7 +27,7 @@ def no_entries(F: tl.constexpr):
 
 @triton.jit
 def skew_entries(F: tl.constexpr):
-    """Return the index and sign of each entry's logit; the logits are the upper triangle of a skew matrix."""
+    """Return the index of each entry's logit, and the sign, for logits that are the upper triangle of a skew matrix."""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     ORDER: tl.constexpr = F.constants.order
@@ -137,11 +140,11 @@ def softmax_row(m, F: tl.constexpr):
 
 @triton.jit
 def softmax_derivative(p, grad):
-    """Turn the gradient of the softmax p into the gradient of the logits. [tokens, columns] → [tokens, 1, columns]"""
+    """Turn the gradient of a softmax p into the gradient of its logits. [tokens, columns] → [tokens, 1, columns]"""
     return (p * (grad - tl.sum(p * grad, axis=1)[:, None]))[:, None, :]
 
 
 @triton.jit
 def pick(p, K: tl.constexpr, F: tl.constexpr):
-    """Return column K of p. [tokens, columns] → [tokens, 1, 1]"""
+    """Return column K of p as one number per token. [tokens, columns] → [tokens, 1, 1]"""
     return tl.sum(tl.where(tl.arange(0, F.columns)[None, :] == K, p, 0.0), axis=1)[:, None, None]

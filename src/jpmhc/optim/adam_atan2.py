@@ -16,15 +16,16 @@ class AdamAtan2(GroupwiseOptimizer):
     r"""Adam with :math:`\operatorname{atan2}(m, \sqrt v)` in place of :math:`m / (\sqrt v + \epsilon)`.
 
     Everett et al., "Scaling Exponents Across Parameterizations and Optimizers" (2024), replace the quotient by an
-    arctangent: scale-free, bounded, and without an epsilon. Weight decay is decoupled and comes first:
-    :math:`p \leftarrow p (1 - \eta\lambda)`. Then, with the moments :math:`m, v` and their bias corrections
+    arctangent: the update is scale-free, bounded, and without an epsilon. Weight decay is decoupled and comes first:
+    :math:`p \leftarrow p (1 - \eta\lambda)` for a parameter :math:`p`, the learning rate :math:`\eta` and
+    ``weight_decay`` :math:`\lambda`. Then, with the moments :math:`m, v` and, in step :math:`t`, their bias corrections
     :math:`c_i = 1 - \beta_i^t`,
 
     - ``form="trm"``: :math:`p \leftarrow p - (\eta / c_1) \operatorname{atan2}(m, \sqrt v / \sqrt{c_2})`, the form of
       the public Tiny Recursive Model; its first steps are larger, because the correction of the first moment is outside
       the arctangent;
     - ``form="corrected"``: :math:`p \leftarrow p - \eta\, a \operatorname{atan2}(m / c_1, b \sqrt{v / c_2})`, both
-      moments corrected inside, with the two scales of the source.
+      moments corrected inside, with the scales :math:`a` and :math:`b` of Everett et al.
 
     Args:
         params: Parameters or groups of them.
@@ -38,7 +39,7 @@ class AdamAtan2(GroupwiseOptimizer):
         capturable: Keep the step counter on the parameters' device, so that a step can be captured in a CUDA graph.
 
     Note:
-        The paper credits the method to another work than Everett et al., but means this update.
+        The JPmHC paper credits AdamAtan2 to another work than Everett et al., but means this update.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = AdamAtan2([weight], lr=0.1)

@@ -42,4 +42,4 @@ class GroupwiseOptimizer(Optimizer):
 
     @abstractmethod
     def update_group(self, group: ParameterGroup) -> None:
-        """Update the parameters of a group that have a gradient."""
+        """Update those parameters of one group that have a gradient."""

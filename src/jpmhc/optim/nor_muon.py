@@ -1,11 +1,11 @@
 r"""NorMuon: an optimiser for hidden matrices whose updates are nearly orthogonal, with rows of similar size.
 
-The momentum $M \leftarrow \beta_1 M + (1 - \beta_1) G$ and the gradient give $U = (1 - \beta_1) G + \beta_1 M$
+The momentum $M \leftarrow \beta_1 M + (1 - \beta_1) G$ and the gradient G give $U = (1 - \beta_1) G + \beta_1 M$
 (Nesterov). Five steps of a Newton–Schulz iteration turn U into a matrix O with singular values near one. Each row of O
-is divided by the root of a running mean of its squares,
-$v \leftarrow \beta_2 v + (1 - \beta_2) \operatorname{mean}_j O_{ij}^2$, and the resulting matrix is scaled to the norm
-of O. A parameter [m, n] moves by this matrix times $-\eta \sqrt{\max(1, m/n)}$ (Li et al., "NorMuon: Making Muon more
-efficient and scalable", 2025).
+is divided by the root of a running mean of its squares, $v \leftarrow \beta_2 v + (1 - \beta_2) \operatorname{mean}_j
+O_{ij}^2$, and the resulting matrix is scaled to the norm of O. A parameter [m, n] moves by this matrix times $-\eta
+\sqrt{\max(1, m/n)}$ (Li et al., "NorMuon: Making Muon more efficient and scalable", 2025), with the learning rate
+$\eta$.
 """
 
 import torch

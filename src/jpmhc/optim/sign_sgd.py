@@ -11,14 +11,15 @@ from jpmhc.optim.base import GroupwiseOptimizer, ParameterGroup
 class SignSGD(GroupwiseOptimizer):
     r"""SignSGD: :math:`p \leftarrow p(1 - \eta\lambda) - \eta \operatorname{sign}(g)`, only for rows with a gradient.
 
-    A table looked up with ``F.embedding(ids, table, sparse=True)`` receives a sparse gradient, one row per lookup.
+    p is an entry of a table and g its gradient, :math:`\eta` the learning rate and :math:`\lambda` the weight decay. A
+    table looked up with ``F.embedding(ids, table, sparse=True)`` receives a sparse gradient, one row per lookup.
     Gradients of the same row are added first. Only rows that were looked up decay and move, so the cost depends on the
     batch and not on the table. A dense gradient moves every entry.
 
     With ``gather=True`` and an initialised process group, the rows of all ranks are collected before the sign is taken,
     and every rank applies the same update to its own copy of the table. Every rank must look up equally many rows.
 
-    The update is deterministic and never waits for the device: gradients of equal identifiers are summed by one matrix
+    The update is deterministic and never waits for the device: gradients of equal ``ids`` are summed by one matrix
     product of a fixed shape, and all copies of a repeated row write the same numbers.
 
     Args:

@@ -1,5 +1,7 @@
 r"""The two Dyson equations of the paper's main text for one layer, as printed. Neither gives the law of the layer.
 
+The layer is $Y = A + \sigma X$ with the skip A and Gaussian X; for a scalar skip, $a$ stands for A.
+
 Eq. dyson-fp, $m = a/(z - \sigma^2 m)$ with $G = m/z$, is solved by eq. newton-scalar; $m$ is the transform of a scaled
 semicircle. Eq. matrix-dyson, $M = A_h (z - A_h^\top A_h)^{-1}$ with $A_h = A + \sigma^2 M$ and
 $G = \frac1n \mathrm{Tr}\,(z - A_h^\top A_h)^{-1}$, is solved by eq. newton-matrix, Newton's method for n² unknowns.

@@ -1,7 +1,7 @@
 r"""The law of one layer, $Y = A + \sigma X$: the subordination equation and its explicit form.
 
-For eigenvalues $s_i$ of $A^\top A$ the Cauchy transform of $Y^\top Y$ solves eq. dyson_subordination,
-$G = u \cdot \mathrm{mean}_i\, (\omega - s_i)^{-1}$ with $u = 1 - \sigma^2 G$ and $\omega = z u^2$.
+A is the skip, and X is Gaussian. For eigenvalues $s_i$ of $A^\top A$ the Cauchy transform of $Y^\top Y$ solves eq.
+dyson_subordination, $G = u \cdot \mathrm{mean}_i\, (\omega - s_i)^{-1}$ with $u = 1 - \sigma^2 G$ and $\omega = z u^2$.
 Derivations: docs/derivations/paper_methods.md.
 
 `matrix_cauchy` solves eq. matrix_dyson_schur for the layer's $M_n$-valued transform, whose argument is a matrix b
@@ -132,9 +132,9 @@ def matrix_cauchy(
 ) -> tuple[Tensor, Tensor]:
     r"""Compute the layer's $M_n$-valued transform $E_B[(b - Y^\top Y)^{-1}]$ at matrices b (eq. matrix_dyson_schur).
 
-    The unknowns are two scalars, $g_{11} = \mathrm{tr}\, G(b)$ and, with $u = 1 - \sigma^2 g_{11}$,
-    $g_{22} = u^{-1} + u^{-2}\, \mathrm{tr}\, A\, G(b) A^\top$. Newton's method computes them at $b + i t$, from a large
-    t down to $t = 0$.
+    $E_B$, an n × n matrix, is the mean over noise and features, and tr is the normalised trace. The unknowns are two
+    scalars, $g_{11} = \mathrm{tr}\, G(b)$ and, with $u = 1 - \sigma^2 g_{11}$, $g_{22} = u^{-1} + u^{-2}\,
+    \mathrm{tr}\, A\, G(b) A^\top$. Newton's method computes them at $b + i t$, from a large t down to $t = 0$.
 
     Args:
         b: Matrices whose imaginary part $(b - b^*)/2i$ is positive. [B, n, n] complex
@@ -179,7 +179,7 @@ class _Schur(ContinuedEquation):
         return torch.stack([first, torch.ones_like(first) - 1e-3j], -1)
 
     def resolvent(self, x: Tensor, b: Tensor) -> Tensor:
-        """Return G at the matrices b from the unknowns x = $(g_{11}, g_{22})$. [b, n, n]"""
+        """Return the transform G at the matrices b from the unknowns x = $(g_{11}, g_{22})$. [b, n, n]"""
         u, shift = (1 - self.variance * x[:, 0])[:, None, None], (self.variance * x[:, 1])[:, None, None]
         return torch.linalg.inv(b - shift * self.eye - self.gram / u)  # eq. matrix_dyson_schur
 

@@ -33,7 +33,7 @@ class PanelConfig:
             layers and 100 for more.
         streams: The number of streams n.
         width: The number of features per stream p.
-        budget: $L \sigma^2$, the noise of all layers together.
+        budget: $L \sigma^2$, the noise variance of all L layers together.
         eta: The fixed smoothing of the scalar theory and of one exact curve.
         grid: The points of the curves with fixed eta. "s" gives 500 points uniform in the singular value. "x" gives the
             paper's points, uniform in the squared singular value from 0.01 (alg. ov_panel), and adds the paper's
@@ -112,16 +112,21 @@ def cell(mixer: str, depth: int, samples: int, config: PanelConfig) -> Cell:
 
 
 def singular_value_grid(sampled: Tensor) -> Tensor:
-    """Return 500 squared singular values, uniform in the singular value up to 1.25 times the largest sample or 1.5."""
+    """Return 500 squared singular values, uniform in the singular value.
+
+    The last singular value is 1.25 times the largest one in `sampled`, but at least 1.5.
+    """
     top = max(float(sampled.max()) ** 0.5 * 1.25, 1.5)
     return torch.linspace(0, top, _POINTS + 1, dtype=torch.float64)[1:].square()
 
 
 def paper_grid(sampled: Tensor) -> Tensor:
-    """Return the paper's grid of squared singular values, uniform up to 1.5 times the largest sample (alg. ov_panel).
+    """Return the paper's grid of squared singular values, uniform from 0.01 (alg. ov_panel).
+
+    The grid ends at 1.5 times the largest number in `sampled`, but at least at 10.
 
     Note:
-        The grid begins at 0.01, a singular value of 0.1: collapsed singular values are not on it.
+        The grid begins at a singular value of 0.1: collapsed singular values are not on the grid.
     """
     top = max(1.5 * float(sampled.max()), 10.0)
     return torch.linspace(0.01, top, max(400, int(40 * top)), dtype=torch.float64)
@@ -145,7 +150,7 @@ def panel(config: PanelConfig, progress: Callable[[str], None] | None = None) ->
 
 
 def rows(cells: Sequence[Cell]) -> list[dict[str, str | int | float]]:
-    """Return the panel's numbers as a table with one row per cell."""
+    """Return a table with one row per cell: distances, collapsed fractions, and moments of the exact curve."""
     table: list[dict[str, str | int | float]] = []
     for item in cells:
         row: dict[str, str | int | float] = {"mixer": item.mixer, "depth": item.depth}

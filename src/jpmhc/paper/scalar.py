@@ -30,7 +30,7 @@ class ScalarLayers:
 
     @classmethod
     def of(cls, network: Network, method: str) -> ScalarLayers:
-        """Return the laws of a network's layers; raise ValueError if the scalar theory is not defined for it."""
+        """Return the laws of a network's layers; raise ValueError, naming `method`, if a layer has no such law."""
         require_paper_noise(network, method)
         spectrum = gram_spectrum(network.skips)  # [L, n]
         mean = spectrum.mean(-1) + network.variance
@@ -52,12 +52,12 @@ class ScalarLayers:
 
     @property
     def top(self) -> float:
-        """A height, after rescaling, above which the solution is close to its form at infinity."""
+        """A height above the real axis above which the rescaled layers' solution is close to its form at infinity."""
         norm = (self.spectrum.amax(-1).sqrt() + self.variance.sqrt()).square()
         return 10 * float(norm.max() + norm.sum())
 
     def rescale(self, z: Tensor) -> Tensor:
-        """Return the points for the rescaled layers that correspond to the network's points z."""
+        """Return the points of the rescaled layers' product that correspond to the network's points z."""
         return z * torch.exp(-self.log_mean)
 
     def chunks(self, z: Tensor) -> tuple[Tensor, ...]:

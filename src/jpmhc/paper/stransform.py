@@ -30,7 +30,7 @@ def solve(network: Network, z: Tensor, options: Options) -> Solution:
 
 
 def solve_inverse_w(layers: ScalarLayers, z: Tensor, options: Options) -> FixedPoints:
-    r"""Solve $z\, S(w)\, w = 1 + w$ for $1/w$ at each point, where S is the product of the layers' S-transforms.
+    r"""Solve $z\, S(w)\, w = 1 + w$ for $1/w$ at each point z, where S is the product of the layers' S-transforms.
 
     The Cauchy transform follows from $zG = 1 + w$. The unknown $1/w$ is about $z$ far from the spectrum. The equation
     is solved in logarithms, so that a product of a thousand layers neither overflows nor vanishes.
@@ -70,11 +70,12 @@ class _RoundTrip(ContinuedEquation):
 def s_transform(
     w: Tensor, layers: ScalarLayers, start: Tensor, tolerance: float = 1e-13, maximum: int = 50
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""Compute $\sum_l \log S_l(w)$ at w [B] by solving $z_l G_l(z_l) - 1 = w$ in every layer from $\omega_l$ [B, L].
+    r"""Compute $\sum_l \log S_l(w)$ at w [B] by solving $z_l G_l(z_l) - 1 = w$ in every layer l.
 
-    The arguments w have negative imaginary parts, and the tolerance is for the relative difference of both sides.
-    Returns the sum of logarithms [B], its derivative in $w$ [B], a mask of the rows in which every layer converged [B],
-    and $\omega_l$ [B, L].
+    The unknowns are the $\omega_l$ of `evaluate_layer`, from the first iterates `start` [B, L]. The w have negative
+    imaginary parts, and the tolerance is for the relative difference of both sides of the equation. Returns the sum of
+    logarithms [B], its derivative in $w$ [B], a mask of the rows in which every layer converged [B], and $\omega_l$ [B,
+    L].
     """
     depth = layers.depth
     target = w.unsqueeze(-1).expand(-1, depth).reshape(-1)

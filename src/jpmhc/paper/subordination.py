@@ -5,8 +5,8 @@ $z = \frac{w + 1}{w} \prod_l \frac{1}{S_l(w)}$ (eq. z_L_w) with $S_l = G_l(z_l)/
 
 Note:
     The paper solves for each $z_l$ by a Newton iteration inside a Newton iteration for $w$ with a finite-difference
-    derivative. Here one Newton iteration changes $w$ and the layers' $\omega_l$ together. Its Jacobian is analytic and
-    an arrow matrix, with which a step takes $O(L)$.
+    derivative. Here one Newton iteration changes $w$ and the layers' $\omega_l$ (`evaluate_layer`) together. The
+    iteration's Jacobian is analytic and an arrow matrix, with which a step takes $O(L)$.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class _BelinschiSpeicher(ContinuedEquation):
         return ((x.imag > 0) & (x.imag < torch.pi)).all(-1)
 
     def products(self, x: Tensor) -> Tensor:
-        """Return z_l G_l(z_l) of every layer. [b, L]"""
+        """Return z_l G_l(z_l) of every layer from the unknowns x = log z_l. [b, L]"""
         z = x.exp()
         spectrum = self.layers.spectrum.expand(*z.shape, -1).flatten(0, 1)
         variance = self.layers.variance.expand(z.shape).flatten()

@@ -37,10 +37,11 @@ _CHUNK = 2**22
 
 
 class Factors(NamedTuple):
-    r"""The layers' $x = Y^\top Y$ with $Y = A + \sigma W$, stored as the matrices in their self-energies.
+    r"""The layers' factors $x = Y^\top Y$ with $Y = A + \sigma W$, stored as the matrices in their self-energies.
 
-    $\Sigma_y = \sigma^2 \alpha P_y$ with $\alpha = \langle Q_x, M \rangle$ and $\Sigma_x = \sigma^2 \beta P_x$ with
-    $\beta = \langle Q_y, M_y \rangle$, where $\langle Q, M \rangle = \mathrm{Tr}\, Q M$. All fields are complex.
+    M is the resolvent of x and $M_y$ the block of Y's output in the inverse of the linearisation. $\Sigma_y = \sigma^2
+    \alpha P_y$ with $\alpha = \langle Q_x, M \rangle$ and $\Sigma_x = \sigma^2 \beta P_x$ with $\beta = \langle Q_y,
+    M_y \rangle$, where $\langle Q, M \rangle = \mathrm{Tr}\, Q M$. All fields are complex.
     """
 
     skip: Tensor  # A. [L, n, n]
@@ -79,18 +80,20 @@ class Factors(NamedTuple):
         return factors
 
     def rescaled(self) -> tuple[Factors, float]:
-        """Return factors whose means have normalised trace one, and the number by which their product was divided."""
+        """Return factors whose means have normalised trace one, and the number that divided the factors' product."""
         gain = mean_diagonal(self.mean()).real.view(-1, 1, 1)
         rescaled = self._replace(skip=self.skip / gain.sqrt(), variance=self.variance / gain)
         return rescaled, float(gain.log().sum().exp())
 
     def mean(self) -> Tensor:
-        """Return E[x], the inverse of the S-transform at zero. [L, n, n]"""
+        """Return the mean E[x] of each factor, the inverse of the factor's S-transform at zero. [L, n, n]"""
         beta = self.source_y.diagonal(dim1=-1, dim2=-2).sum(-1)
         return self.inverse_s(torch.zeros_like(beta), beta)[0]
 
     def inverse_s(self, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
         r"""Return $S^{-1} = \sigma^2 \beta P_x + A^\top U^{-1} A$ and $U^{-1}$, for $U = 1 - \sigma^2 \alpha P_y$.
+
+        S is the factors' S-transform.
 
         $\alpha$ and $\beta$ are [..., L]; both results are [..., L, n, n].
         """
@@ -131,7 +134,10 @@ def _solve(network: Network, z: Tensor, options: Options, first: str) -> Solutio
 
 
 def why_not_exact(network: Network, first: str = "outer") -> str:
-    r"""Return why the twisted product is not the law of $J^\top J$; an empty string if it is."""
+    r"""Return why the twisted product is not the law of $J^\top J$; an empty string if it is.
+
+    `first` is as in `Factors.of`.
+    """
     if network.depth == 1 or (network.isotropic and not why_not_scalar(network)):
         return ""
     if network.depth == 2:
@@ -203,7 +209,7 @@ class _Product(ContinuedEquation):
         return finite & (product.imag < 0) & ((product / z).imag < 0)
 
     def product(self, x: Tensor, z: Tensor) -> Tensor:
-        """Return zG = 1 + tr W from the unknowns x, by the trace of a block beside the diagonal of K⁻¹. [b]"""
+        """Return zG = 1 + tr W from the unknowns x, by the trace of an off-diagonal block of K⁻¹. [b]"""
         blocks, _ = self._inverse(x, z)
         return self._link(z) * mean_diagonal(blocks[:, 1 % self.depth, 0])
 

@@ -15,12 +15,12 @@ from jpmhc.spectra.schemes import Newton
 def psi_inverse(
     factor: Factors, w: Tensor, start: Tensor, tolerance: float = 1e-13, maximum: int = 50
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Solve the Ψ-inversion of one layer, $G(b)\, b - 1 = W$ for $b$, and return its S-transform $W^{-1} G(b)$.
+    r"""Solve the Ψ-inversion of one layer, $G(b)\, b - 1 = W$ for $b$, and return the S-transform $W^{-1} G(b)$.
 
-    Because $G(b)^{-1} = b - S^{-1}$ the equation is $G(b) = W S$. The only unknowns are the self-energies $\alpha$ and
-    $\beta$ in $S^{-1}$ (`Factors.inverse_s`; docs/derivations/paper_methods.md), whose first iterates are `start` [B,
-    2] and whose relative tolerance is given. W is [B, n, n]. Returns $S(W)$ [B, n, n], $b$ [B, n, n] and a mask of the
-    rows that converged [B].
+    G is the layer's matrix-valued Cauchy transform. Because $G(b)^{-1} = b - S^{-1}$ the equation is $G(b) = W S$. The
+    only unknowns are the self-energies $\alpha$ and $\beta$ in $S^{-1}$ (`Factors.inverse_s`;
+    docs/derivations/paper_methods.md), whose first iterates are `start` [B, 2] and whose relative tolerance is given. W
+    is [B, n, n]. Returns $S(W)$ [B, n, n], $b$ [B, n, n] and a mask of the rows that converged [B].
 
     Note: The paper's eq. ov_s_transform has $b\, G(b) - 1 = W$ and $S = G(b) W^{-1}$. This is the mirror image of
     Dykema's definition; with it the factors of eq. twisted_product would have to be reversed.
@@ -56,8 +56,8 @@ class _SelfEnergies(Equation):
 def twisted_fold(factors: Factors, w: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     r"""Compute the S-transform of the product $x_L \cdots x_1$ at $W$ [B, n, n], layer by layer (eq. twisted_fold).
 
-    `start` [B, 2L] has the first iterates of the layers' self-energies, all $\alpha$ first. Returns $S(W)$ [B, n, n]
-    and a mask of the rows in which every layer's Ψ-inversion converged [B].
+    `start` [B, 2L] has the first iterates of the layers' $\alpha$ and $\beta$ (`Factors`), all $\alpha$ first. Returns
+    $S(W)$ [B, n, n] and a mask of the rows in which every layer's Ψ-inversion converged [B].
 
     >>> from jpmhc.spectra import Network
     >>> layers = Factors.of(Network.repeated(torch.eye(2), 0.1, 2), "gram")

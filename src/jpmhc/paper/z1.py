@@ -42,9 +42,10 @@ def solve(network: Network, z: Tensor, options: Options) -> Solution:
 def solve_matrix_power(network: Network, z: Tensor, options: Options) -> Solution:
     r"""Compute the paper's operator-valued transform of equal layers as printed (eq. ov_GL_matrix_power).
 
-    This is the transform of alg. ov_panel: $G_L = G_1(z_1)^L\,(z_1 G_1(z_1) - 1)^{-(L-1)}$ with the matrix
-    $G_1(z_1) = u\,(\omega - A^\top A)^{-1}$ of one layer (eq. matrix_dyson) at the $z_1$ of `solve`. All skips must
-    have the same $A^\top A$. In the solution, `matrix` is $G_L$, and G is the mean of its diagonal.
+    This is the transform of alg. ov_panel: $G_L = G_1(z_1)^L\,(z_1 G_1(z_1) - 1)^{-(L-1)}$ with the matrix $G_1(z_1) =
+    u\,(\omega - A^\top A)^{-1}$ of one layer with skip A (eq. matrix_dyson; u and $\omega$ as in one_layer.py) at the
+    $z_1$ of `solve`. All skips must have the same $A^\top A$. In the solution, `matrix` is $G_L$, and G is the mean of
+    its diagonal.
     """
     layers = ScalarLayers.of(network, "z1-matrix")
     gram = network.skips.mT @ network.skips

@@ -47,7 +47,7 @@ def _classes(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[represe
 
 
 class ExactSpectrum:
-    """The exact spectral radii of a set of permutations in irreducible representations.
+    """The exact spectral radii of the blocks of a set's walk, one per irreducible representation.
 
     Args:
         perms: Distinct permutations, [K, n] with n ≤ 7.

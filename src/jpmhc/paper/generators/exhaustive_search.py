@@ -51,11 +51,11 @@ class SearchRecord:
 
     @property
     def radius(self) -> float:
-        """The smallest |λ₂| so far; just below 1 at first, so that sets without a gap are never stored."""
+        """The smallest |λ₂| of the stored sets; just below 1 without any, so that sets without a gap are not stored."""
         return min((radius for radius, _ in self.sets), default=1.0 - 2 * TIE)
 
     def add(self, other: "SearchRecord") -> None:
-        """Add the record of other units."""
+        """Add a record that has the results of other units of the enumeration."""
         self.done |= other.done
         self.examined += other.examined
         self.covered += other.covered
@@ -65,12 +65,12 @@ class SearchRecord:
         self.keep_ties(self.radius)
 
     def keep_ties(self, radius: float) -> None:
-        """Drop the sets with a radius above this one."""
+        """Drop the stored sets whose |λ₂| is above `radius`."""
         self.sets = [entry for entry in self.sets if entry[0] <= radius + TIE]
 
     @classmethod
     def open(cls, question: Question, path: Path | None) -> "SearchRecord":
-        """Read the record from a file, or return a new record if the file does not exist or no file is named."""
+        """Return the record of `question` from the file `path`, or a new record if there is no such file."""
         if path is None or not path.exists():
             return cls(question, path=path)
         try:
@@ -123,7 +123,7 @@ class UnitSearcher:
         self.batch = FIRST_BATCH
 
     def search_unit(self, unit: Unit) -> SearchRecord:
-        """Examine every class of a unit and return the best sets and the counts."""
+        """Examine every class of a unit, and return a record of the best sets and the numbers of classes and sets."""
         result = SearchRecord(self.question, done={unit})
         for sets, class_sizes in self.classes.list_sets(unit):
             result.covered += int(class_sizes.sum())
@@ -166,10 +166,10 @@ class UnitSearcher:
 def search_exhaustively(
     classes: int, workers: int, record: SearchRecord, progress: Callable[[int, int, float], None]
 ) -> SearchRecord:
-    """Run or finish a search, and return its record after checking that it has examined every class and every set.
+    """Run or finish the search of `record`, and return the record after checking that no class or set was left out.
 
-    The record is updated and saved after every unit. `progress` is called now and then with the number of examined
-    classes, the number of all classes, and the best gap so far.
+    The record is updated and saved after every unit of the enumeration. `progress` is called now and then with the
+    number of examined classes, the number `classes` of all classes, and the best gap so far.
     """
     question, start, before = record.question, time.perf_counter(), record.seconds
     units = [unit for unit in find_classes(question).units() if unit not in record.done]

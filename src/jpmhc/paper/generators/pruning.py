@@ -1,7 +1,8 @@
 r"""Drop sets of permutations that provably have a larger |λ₂| than a limit, with the cheapest representation first.
 
-Each block $M_\lambda$ is an average of orthogonal matrices and has norm at most 1, so that rounding errors have a known
-bound. A set is dropped only if one of three tests proves that it is above the limit:
+Each block $M_\lambda$ of a walk (random_walk.py), a d × d matrix with spectral radius $\rho(M)$, is an average of K
+orthogonal matrices and has norm at most 1, so that rounding errors have a known bound. A set is dropped only if one of
+three tests proves that it is above the limit:
 
 - the sign representation, an integer divided by K;
 - the bound $|\mathrm{tr}\,M^k| \le d\,\rho(M)^k$ for powers k;

@@ -1,9 +1,9 @@
 r"""The spectral gaps of the random walk $g \to g\sigma$ of a set of permutations on S_n, and of its walk on n streams.
 
-The walk's n! × n! matrix is the right-regular representation of the set's average. It splits into the blocks
-$M_\lambda = \frac1K\sum_\sigma \rho_\lambda(\sigma)$ of all partitions λ of n, each d_λ times. The block of (n) is
-λ₁ = 1, and |λ₂| is the largest spectral radius of the other blocks. The walk on the streams has the blocks of (n) and
-(n − 1, 1).
+The walk multiplies g by a random σ of the set's K permutations. Its n! × n! matrix splits into the blocks $M_\lambda =
+\frac1K\sum_\sigma \rho_\lambda(\sigma)$ of all partitions λ of n, with the irreducible representations $\rho_\lambda$
+of dimension d_λ; each block occurs d_λ times. The block of (n) is λ₁ = 1, and |λ₂| is the largest spectral radius of
+the other blocks. The walk on the streams has the blocks of (n) and (n − 1, 1).
 """
 
 from fractions import Fraction
@@ -50,7 +50,7 @@ def spectral_gap(perms: ArrayLike) -> float:
 
 
 def plain_spectral_gap(perms: ArrayLike) -> float:
-    """Return the gap of the walk on S_n from the eigenvalues of its n! × n! matrix, as in the paper, for n ≤ 6."""
+    """Return the gap of the walk on S_n from the eigenvalues of its n! × n! matrix (the paper's way), for n ≤ 6."""
     moduli = np.sort(np.abs(np.linalg.eigvals(transition_matrix(perms))))
     return float(moduli[-1] - moduli[-2])
 
@@ -71,7 +71,7 @@ def _find_radii(perms: NDArray[np.int64], shapes: list[representations.Partition
 
 
 def float_radius(block: NDArray[np.float64]) -> float:
-    """Return the spectral radius of one block in floating point."""
+    """Return the spectral radius of one block of a walk, computed in floating point."""
     return float(np.abs(np.linalg.eigvals(block)).max())
 
 

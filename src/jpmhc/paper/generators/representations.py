@@ -27,7 +27,7 @@ def partitions(n: int, largest: int | None = None) -> list[Partition]:
 
 @lru_cache
 def standard_tableaux(shape: Partition) -> list[Partition]:
-    """Return the standard tableaux of a shape, each as the rows of the entries 0, 1, …, n − 1."""
+    """Return the standard tableaux of a shape, each as the list of the row numbers of the entries 0, 1, …, n − 1."""
     if sum(shape) == 0:
         return [()]
     tableaux = []
@@ -61,7 +61,7 @@ def _adjacent_transpositions(shape: Partition) -> list[tuple[NDArray, NDArray, N
 
 
 def represent(shape: Partition, perms: NDArray[np.int64]) -> NDArray[np.float64]:
-    r"""Return the orthogonal matrices $\rho(\sigma)$ [..., d, d] of permutations [..., n]."""
+    r"""Return the matrices $\rho(\sigma)$ [..., d, d] of permutations σ [..., n] in the representation of a shape."""
     size = dimension(shape)
     flat = perms.reshape(-1, perms.shape[-1]).copy()
     matrices = np.broadcast_to(np.eye(size), (len(flat), size, size)).copy()
@@ -78,5 +78,5 @@ def represent(shape: Partition, perms: NDArray[np.int64]) -> NDArray[np.float64]
 
 
 def nontrivial_partitions(n: int) -> list[Partition]:
-    """Return all partitions of n except (n), by dimension; the sign (1, …, 1) is the first."""
+    """Return all partitions of n except (n), sorted by the representation's dimension; the sign (1, …, 1) is first."""
     return sorted((p for p in partitions(n) if p != (n,)), key=lambda p: (dimension(p), tuple(-x for x in p)))

@@ -39,7 +39,7 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True)
 class Search:
-    """A search that is ready to run, with the amount of its work."""
+    """A search that is ready to run, with the amount of work that it needs."""
 
     question: Question  # sets that the search is for
     exhaustive: bool  # whether all classes are examined, so that no set is better; otherwise the search is local
@@ -57,7 +57,7 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratingSet(Search):
-    """A search with its answer, the best set that it found, and with statistics."""
+    """A finished search with its answer, the best set that was found, and with statistics."""
 
     # the best set, which can be the basis of the permutation mixer; among ties, the set with the largest gap on the
     # streams. [K, n]
@@ -82,7 +82,7 @@ def prepare_search(
     moves: int | None = None,
     seed: int | None = None,
 ) -> Search:
-    """Choose between exhaustive and local search for a question, and count the classes and sets.
+    """Return the exhaustive or the local search for a question, with the numbers of classes and sets.
 
     The arguments are as in `best_generating_set`.
     """
@@ -133,7 +133,8 @@ def best_generating_set(
         state: A file in which an exhaustive search stores its progress, and from which it continues.
         moves: The number of sets that a local search examines, 500,000 by default.
         seed: The seed of a local search, 0 by default.
-        progress: A function that is called now and then with the finished work, all work, and the best gap so far.
+        progress: A function that is called now and then with the numbers of classes (sets, if local) examined and to
+            examine, and the best gap so far.
 
     Raises:
         ValueError: If no such set generates all permutations (one permutation alone, or one and the identity), or
@@ -148,9 +149,9 @@ def best_generating_set(
 
 
 def run_search(search: Search, progress: Progress | None = None) -> GeneratingSet:
-    """Run a search that `prepare_search` returned.
+    """Run a search that `prepare_search` returned, and return its answer.
 
-    `progress` is called now and then with the finished work, all work, and the best gap so far.
+    `progress` is as in `best_generating_set`.
     """
     notify = progress or (lambda done, total, gap: None)
     question, group = search.question, symmetric_group.elements(search.question.n)

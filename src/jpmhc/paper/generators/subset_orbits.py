@@ -78,13 +78,16 @@ class SubsetOrbits:
         return _count_choices(_cycle_weights(np.arange(self.points), self.weights), self.weight)
 
     def units(self) -> list[tuple[int, int]]:
-        """Return the units of the enumeration as (number of points, orbit of pairs or −1 for fewer than two points)."""
+        """Return the units of the enumeration.
+
+        Each unit is a pair: the subset's number of points, and the number of its orbit of pairs; −1 below two points.
+        """
         heaviest = int(self.weights.max())
         sizes = range(-(-self.weight // heaviest), self.weight + 1)
         return [(m, p) for m in sizes for p in (range(len(self.pairs)) if m >= 2 else (-1,))]
 
     def representatives(self, unit: tuple[int, int]) -> Iterator[tuple[NDArray, NDArray]]:
-        """Yield one subset of each orbit in a unit, in batches: points [B, m] and the stabilisers' orders [B]."""
+        """Yield one subset of each orbit in a unit, in batches: subsets [B, m] and their stabilisers' orders [B]."""
         size, pair = unit
         if size == 0:
             yield np.empty((1, 0), dtype=np.int64), np.array([self.order])
