@@ -1,4 +1,4 @@
-"""The command `jpmhc compare`."""
+"""The command `jpmhc compare`, whose options tyro reads from forms (see `command.py`)."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -56,7 +56,7 @@ def main(words: Sequence[str]) -> None:
 def compare_with_form(
     form: Form, read: Reader, arms: tuple[str, ...], experiment: type[Experiment]
 ) -> Callable[..., None]:
-    """Return the function of `jpmhc compare` with the options of one task and its default arms.
+    """Return the function of `jpmhc compare` for one task, with the options in `form` and the default `arms`.
 
     `read` turns the form with the parsed options into an experiment of the class `experiment`.
     """

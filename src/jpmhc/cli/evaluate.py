@@ -15,7 +15,7 @@ from jpmhc.experiments.tasks import TASKS
 
 
 def task_options() -> Field:
-    """Return the annotation and default of the field `task_options`: all task options that an evaluation may change."""
+    """Return a form's field `task_options`, annotation and default: all task options that an evaluation may change."""
     overrides = tuple(dict.fromkeys(config.Overrides for config in TASKS.values()))
     options = dataclasses.make_dataclass("TaskOptions", [], bases=overrides, frozen=True)
     return Annotated[options, tyro.conf.arg(name="")], options()

@@ -1,4 +1,4 @@
-"""The command `jpmhc train`."""
+"""The command `jpmhc train`, whose options tyro reads from forms (see `command.py`)."""
 
 import dataclasses
 import sys

@@ -124,7 +124,7 @@ class NotebookFigure(Figure):
 
 
 def draw_figure(charts: Sequence[Chart], *, columns: int = 2, heading: str = "", shared_legend: bool = False) -> Figure:
-    """Return a matplotlib figure of all charts that have lines, row by row, with a text above them.
+    """Return a matplotlib figure of all charts that have lines, row by row, with `heading` above them.
 
     With a shared legend, one legend for all charts stands below them, instead of one below each chart.
     """

@@ -118,7 +118,7 @@ def make_charts(result: Result) -> list[Chart]:
 
     The charts are: validation loss by step; validation loss minus the loss of the baseline's run with the same seed, by
     step; final loss by learning rate; gradient norm by step; share of singular values of the product of all skips below
-    0.1, by step; final loss minus the baseline's.
+    0.1, by step; final loss minus the baseline's loss.
     """
     curves = _curves_of(result)
     looks = arm_looks(list(curves))
@@ -208,7 +208,7 @@ def _draw_rates(result: Result, looks: Looks) -> Chart:
 
 
 def draw_differences(result: Result) -> Chart:
-    """Return a chart of each arm's final loss minus the first baseline's, paired by seed, with 95 % intervals.
+    """Return a chart of each arm's final loss minus the first baseline's loss, paired by seed, with 95 % intervals.
 
     An arm's dot is filled if its interval does not contain zero.
     """

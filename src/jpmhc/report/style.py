@@ -127,7 +127,7 @@ def _write_power(value: float) -> str:
 
 
 def name_ticks(axis: Axis, limits: tuple[float, float], logarithmic: bool, whole: bool = False) -> None:
-    """Give a matplotlib axis with these two ends the major ticks and labels of this style, without minor ticks.
+    """Give a matplotlib axis that ends at `limits` the major ticks and labels of this style, without minor ticks.
 
     If `whole`, ticks that are not whole numbers are left out.
     """

@@ -243,7 +243,7 @@ def fill_scorer(
 def greedy_answers(model: RecursiveModel, noise: float = 0.0, tries: int = 1) -> Callable[[Batch], Answers]:
     """Return a function that answers batches with a model's most likely tokens after all its supervision steps.
 
-    Every try but the first has noise in the states, with a standard deviation of `noise`. The answer comes from the
+    All `tries` but the first have noise in the states, with a standard deviation of `noise`. The answer comes from the
     try that the halting head trusts most. The answers are on the CPU.
     """
     device = next(model.parameters()).device

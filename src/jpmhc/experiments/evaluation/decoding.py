@@ -103,7 +103,10 @@ def score_decoder(
 def fill_with_answers(
     scorer: VoteScorer, model: ArcDecoder, arc: Arc, slots: int, display: Display, stop: Callable[[], bool]
 ) -> WrittenTokens | None:
-    """Fill a scorer with a decoder's answers, and return their tokens; None if `stop` interrupted the answers."""
+    """Fill a scorer with a decoder's answers, and return their tokens; None if `stop` interrupted the answers.
+
+    The decoder writes `slots` answers at the same time.
+    """
     model = prepare_answering(model)
     rows = scorer.rows
     _, variant, pair = arc.locate_rows(rows)

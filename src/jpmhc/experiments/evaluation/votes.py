@@ -205,7 +205,7 @@ def rank_candidates(votes: np.ndarray, confidence: np.ndarray) -> tuple[np.ndarr
 
 
 def rank_of(truth: np.uint64, votes: np.ndarray, confidence: np.ndarray) -> int | None:
-    """Return the rank of the true grid's hash among the candidates (1 is best); None if no vote is right."""
+    """Return the rank of the hash `truth` in the order of `rank_candidates` (1 is best); None if no vote is right."""
     at = np.flatnonzero(rank_candidates(votes, confidence)[0] == truth)
     return int(at[0]) + 1 if len(at) else None
 

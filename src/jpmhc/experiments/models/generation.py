@@ -232,7 +232,7 @@ def attend_causally(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def pad(sequences: Sequences, chosen: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tokens [B, S], coordinates [B, S, 3] and labels [B, S] of sequences, padded to equal lengths."""
+    """Return tokens [B, S], coordinates [B, S, 3] and labels [B, S] of the `chosen` sequences, padded to one length."""
     lengths = sequences.lengths[chosen]
     inside = np.arange(lengths.max()) < lengths[:, None]
     at = (sequences.starts[:-1][chosen][:, None] + np.arange(lengths.max()))[inside]

@@ -63,7 +63,7 @@ def pad_rows(weight: Tensor) -> Tensor:
 
 
 class NarrowLinear(Linear):
-    """A linear map to a few outputs, which adds zero rows to its weight for the product and cuts their outputs off."""
+    """A linear map to a few outputs, which pads its weight by `pad_rows` for the product and drops added outputs."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, pad_rows(self.weight.to(x.dtype)))[..., : len(self.weight)]

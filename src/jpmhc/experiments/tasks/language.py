@@ -138,7 +138,7 @@ def prepare_tokens(
 
 
 def read_files(folders: Sequence[Path], suffixes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the hash and the text of every file with an allowed size and suffix; equal files are yielded once."""
+    """Yield the hash and the text of every file with one of the suffixes and an allowed size; equal files only once."""
     seen = set()
     for folder in folders:
         for parent, children, names in os.walk(folder):

@@ -143,7 +143,8 @@ class TaskConfig(ABC):
     def of_published_model(cls, vocabulary: int, identifiers: Path, options: TaskOptions) -> PublishedTask | None:
         """Return the task of a published model, or None if the model was trained on another task.
 
-        The model knows `vocabulary` tokens, and the file `identifiers` names the rows of its puzzle table.
+        The model knows `vocabulary` tokens, and the file `identifiers` names the rows of its puzzle table. `options`
+        are the fields of the configuration that the user chooses.
         """
         return None
 

@@ -63,7 +63,7 @@ class Checkpoint:
         return load_content(self.path / "shared.pt", SHARED_ENTRIES, device)
 
     def rank(self, rank: int, device: torch.device | str = "cpu") -> Content:
-        """Load the content that one process wrote."""
+        """Load the content that the process with number `rank` wrote."""
         return load_content(self.path / f"rank-{rank}.pt", RANK_ENTRIES, device)
 
 

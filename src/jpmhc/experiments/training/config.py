@@ -124,7 +124,7 @@ class TrainConfig:
             raise ValueError(f"evaluate_variants is for tasks whose variants vote; {kind_of(self.task)} has none")
 
     def with_task(self, kind: str) -> "TrainConfig":
-        """Return a copy for another task of `TASKS`, with the task's default options."""
+        """Return a copy for the task `kind` of `TASKS`, with the task's default options."""
         variants = self.evaluate_variants if TASKS[kind].votes else None
         return dataclasses.replace(self, task=TASKS[kind](), evaluate_variants=variants)
 

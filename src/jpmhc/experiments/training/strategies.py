@@ -1,7 +1,8 @@
 """Strategies for training one core on several processes: replicas (DDP), or shards (DeepSpeed's ZeRO stages).
 
 With every strategy, each process works on a contiguous range of every batch's rows, gradients are summed over the rows
-of all processes, and every process makes the same updates of Grassmann frames and puzzle vectors.
+of all processes, and every process makes the same updates of puzzle vectors and Grassmann frames (the Grassmann mixer's
+parameters with orthonormal columns).
 """
 
 import contextlib

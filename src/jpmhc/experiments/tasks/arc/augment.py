@@ -71,7 +71,7 @@ def layout_of_variant(offset: np.ndarray, height: np.ndarray, width: np.ndarray,
 def layout_of_source(
     offset: np.ndarray, stride: int, height: np.ndarray, width: np.ndarray, symmetry: np.ndarray
 ) -> Layout:
-    """Return layouts that read source grids from stored variants, `height` × `width` cells with rows `stride` apart."""
+    """Return layouts that read source grids from stored `height` × `width` variants, with rows `stride` apart."""
     transpose, rows, columns = _bits(symmetry)
     h, w = np.where(transpose, width, height), np.where(transpose, height, width)
     over_rows, over_columns = np.where(transpose, 1, stride), np.where(transpose, stride, 1)

@@ -121,7 +121,7 @@ def _write_grids(
 def read_answers(written: np.ndarray, counts: np.ndarray, side: int) -> np.ndarray:
     """Turn a decoder's answers into squares of tokens [B, side²] as in `tokens.py`, with the grid in the upper left.
 
-    The tokens after the separator are [B, N], and `counts` [B] says how many of them belong to the answer and its end.
+    The tokens after the separator are `written` [B, N]; `counts` [B] says how many belong to the answer and its end.
     An answer that is not a grid, because its rows differ in length or its end is missing, becomes an empty square.
     """
     squares = np.zeros((len(written), side, side), np.uint8)
