@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def entries_by_rows(F: tl.constexpr):
-    """Return the indices of the entries' logits, row by row, and the signs, 0 in padding columns. [rows, columns] each"""
+    """Return the indices of the entries' logits, row by row, and signs, 0 in padding columns. [rows, columns] each"""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     WIDTH: tl.constexpr = F.logits // F.rows
