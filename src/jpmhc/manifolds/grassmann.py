@@ -15,7 +15,7 @@ def projector(frame: Tensor) -> Tensor:
 
 
 def orthonormalize(frame: Tensor) -> Tensor:
-    """Return an orthonormal basis of the frame's span: the factor Q of its QR (eq. qr-retraction). [..., n, p]
+    """Return an orthonormal basis of a frame's span: Q of the frame's QR factors (eq. qr-retraction). [..., n, p]
 
     Gram–Schmidt batches well and, with every column projected twice, is as accurate as Householder's method. A frame
     with a zero column, or with columns that are dependent to rounding, becomes NaN; other frames of the batch do not.

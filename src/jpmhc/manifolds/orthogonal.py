@@ -110,7 +110,7 @@ def violation(matrix: Tensor) -> Tensor:
 
 
 def sample(n: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
-    """Draw Haar-distributed orthogonal matrices, of both determinants. [*shape, n, n]
+    """Draw Haar-distributed orthogonal matrices, with determinants 1 and -1. [*shape, n, n]
 
     >>> sample(4, (3,)).shape
     torch.Size([3, 4, 4])

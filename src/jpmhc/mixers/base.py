@@ -36,8 +36,8 @@ class TritonForm:
         entries: `entries(F)` returns, for every entry of M, the index of its logit and a sign: +1 if the entry is the
             logit, -1 if it is the negative of a logit that another entry has with +1, 0 if the entry is padding.
         mix: `mix(m, F)` returns H. [tokens, rows, columns] → [tokens, n, n]
-        derivative: `derivative(m, h, grad, F)` turns the gradient of H into the gradient of the logits, written to the
-            entries of M with sign +1; the other entries are ignored. A logit with two entries, as in a skew matrix,
+        derivative: `derivative(m, h, grad, F)` turns the gradient of h = H into the gradient of the logits, written to
+            the entries of M with sign +1; the other entries are ignored. A logit with two entries, as in a skew matrix,
             needs the sum of both entries' gradients. [tokens, rows, columns]
         constants: Settings of the mixer that the functions read as `F.constants`; hashable, and printed in full.
     """
@@ -122,7 +122,7 @@ class Mixer(SettingsModule, ABC):
 
     @abstractmethod
     def violation(self, matrix: Tensor) -> Tensor:
-        """Return each matrix's distance from the mixer's set, zero for its members. [..., n, n] → [...]"""
+        """Return each matrix's distance from the mixer's set, zero for members of the set. [..., n, n] → [...]"""
 
     @classmethod
     def sample(cls, streams: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
@@ -136,7 +136,7 @@ class Mixer(SettingsModule, ABC):
             return mixer(logits)
 
     def triton_form(self) -> TritonForm | str:
-        """Return the form for the fused kernels, or one sentence that says why they cannot compute the mixer."""
+        """Return the `TritonForm` for the fused kernels, or one sentence on why they cannot compute the mixer."""
         return f"the kernels do not know the mixer {type(self).__name__}"
 
     def reset_parameters(self) -> None:

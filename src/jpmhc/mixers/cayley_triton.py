@@ -1,4 +1,4 @@
-"""The Cayley transform for the fused kernels, exact or by the paper's iteration."""
+"""The Cayley transform for the fused kernels, exact or by the paper's iteration; `TritonForm` describes m, h and F."""
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
 # ruff: noqa: RUF005

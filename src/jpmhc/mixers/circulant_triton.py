@@ -1,4 +1,4 @@
-"""Weighted cyclic shifts for the fused kernels."""
+"""Weighted cyclic shifts for the fused kernels; `TritonForm` describes the arguments m, h, grad and F."""
 
 import functools
 

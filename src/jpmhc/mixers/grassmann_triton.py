@@ -1,4 +1,7 @@
-"""Projectors onto the span of a frame, for the fused kernels. The kernels get a static frame as logits, too."""
+"""Projectors onto the span of a frame, for the fused kernels; `TritonForm` describes the arguments m, h, grad and F.
+
+The kernels get a static frame as logits, too.
+"""
 
 import functools
 from typing import NamedTuple

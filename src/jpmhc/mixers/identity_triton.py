@@ -1,4 +1,4 @@
-"""The identity for the fused kernels."""
+"""The identity for the fused kernels; `TritonForm` describes the arguments m, h, grad and F."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Kronecker products of 2 × 2 matrices for the fused kernels."""
+"""Kronecker products of 2 × 2 matrices for the fused kernels; `TritonForm` describes the arguments m, h, grad and F."""
 
 import functools
 

@@ -1,4 +1,7 @@
-"""The orthostochastic mixer for the fused kernels: squared entries of an orthogonal matrix, averaged over blocks."""
+"""The orthostochastic mixer for the fused kernels: squared entries of an orthogonal matrix, averaged over blocks.
+
+`TritonForm` describes the arguments m, h, grad and F.
+"""
 
 import functools
 from typing import NamedTuple

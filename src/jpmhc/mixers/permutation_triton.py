@@ -1,4 +1,4 @@
-"""Mixtures of permutations for the fused kernels."""
+"""Mixtures of permutations for the fused kernels; `TritonForm` describes the arguments m, h, grad and F."""
 
 import functools
 from typing import NamedTuple

@@ -1,4 +1,7 @@
-"""Rotations of the stream differences for the fused kernels: the Cayley transform of U K Uᵀ."""
+"""Rotations of the stream differences for the fused kernels: the Cayley transform of U K Uᵀ.
+
+K is a skew matrix, U is `complement_of_ones`, and `TritonForm` describes the arguments m, h, grad and F.
+"""
 
 import functools
 import math

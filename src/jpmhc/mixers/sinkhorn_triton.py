@@ -1,4 +1,4 @@
-"""Sinkhorn–Knopp for the fused kernels."""
+"""Sinkhorn–Knopp for the fused kernels; `TritonForm` describes the arguments m, h, grad and F."""
 
 # Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
 # ruff: noqa: RUF005

@@ -1,4 +1,4 @@
-"""The unconstrained mixer for the fused kernels."""
+"""The unconstrained mixer for the fused kernels; `TritonForm` describes the arguments m, h, grad and F."""
 
 import functools
 

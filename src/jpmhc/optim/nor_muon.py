@@ -80,7 +80,7 @@ class NorMuon(GroupwiseOptimizer):
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
-    """Return matrices with the same singular vectors, and with singular values between 0.7 and 1.2. [..., m, n]
+    """Return the matrices with their singular values replaced by values between 0.7 and 1.2. [..., m, n]
 
     The iteration runs in bfloat16 on a GPU, and in float32 elsewhere.
 

@@ -153,7 +153,7 @@ class Density:
         return self.quantile(1 - tail) / low if low > 0 else float("inf")
 
     def wasserstein(self, samples: Tensor | np.ndarray) -> float:
-        r"""Compute the distance $W_1$, in singular values, to samples of squared singular values.
+        r"""Compute the Wasserstein distance $W_1$, in singular values, to samples of squared singular values.
 
         `spectra.distances` computes other distances too.
         """

@@ -352,9 +352,9 @@ def lead_along(equation: Equation, known: Tensor, x: Tensor, z: Tensor, index: T
 
 
 def points_above(z: Tensor, top: float | Tensor, ratio: float) -> list[Tensor]:
-    """Return points [B] with the real part of z whose imaginary part falls in steps from `top` to the one of z.
+    """Return points [B] with the real parts of z and imaginary parts that fall in steps from `top` to those of z.
 
-    A step divides the imaginary part by at most `ratio`. The last points are z.
+    A step divides an imaginary part by at most `ratio`. The last points are z.
     """
     start = torch.maximum(z.imag, torch.as_tensor(top, dtype=torch.float64, device=z.device))
     stages = math.ceil(math.log(max(1.0, float((start / z.imag).max()))) / math.log(ratio))

@@ -24,7 +24,7 @@ _FARTHEST = 2.0
 
 @dataclass(frozen=True, eq=False)
 class KnownPoints:
-    """Solved spectral points of a network, from which its equation can be solved at other points.
+    """Solved spectral points of a network, from which the network's equation can be solved at other points.
 
     Attributes:
         z: The points. [B]
@@ -187,7 +187,7 @@ def method(
 
 
 def to_options(defaults: Options, tolerance: float | None, maximum: int | None, scheme: str | Scheme | None) -> Options:
-    """Return the default options, replaced by the other arguments where these are not None; check them first."""
+    """Check the arguments, and return `defaults` with the value of every other argument that is not None."""
     if isinstance(scheme, str):
         checks.choice(scheme, SCHEMES, "scheme")
         scheme = SCHEMES[scheme]

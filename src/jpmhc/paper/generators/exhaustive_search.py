@@ -1,6 +1,7 @@
 """The exhaustive search: of each class of equivalent sets, one set is proven worse than the best or compared exactly.
 
-A `SearchRecord` contains the results so far. It may be saved in a file, from which an interrupted search continues.
+A unit is a part of the enumeration (`SubsetOrbits.units`). A `SearchRecord` contains the results so far. The record may
+be saved in a file, from which an interrupted search continues.
 """
 
 import json

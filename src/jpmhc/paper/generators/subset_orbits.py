@@ -18,7 +18,7 @@ FRONTIER = 2048
 
 
 class SubsetOrbits:
-    """Orbits of the subsets of given weight of the points 0, …, N − 1.
+    """Orbits, under a group of maps, of those subsets of the points 0, …, N − 1 that have a given total weight.
 
     The action [maps, N] has all maps of the group as permutations of the points. The weights of points are positive
     integers, constant on the group's orbits; all are 1 if None.

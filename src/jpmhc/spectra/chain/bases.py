@@ -25,7 +25,7 @@ _SWEEPS = 2
 
 
 def separating_bases(skips: Tensor) -> tuple[Tensor, Tensor] | None:
-    r"""Return bases $T_0, \ldots, T_L$ in which all skips $T_l A_l T_{l-1}^{-1}$ are block diagonal.
+    r"""Return bases $T_0, \ldots, T_L$ such that all transformed skips $T_l A_l T_{l-1}^{-1}$ are block diagonal.
 
     Args:
         skips: The skips $A_l$, first layer first. [L, n, n]

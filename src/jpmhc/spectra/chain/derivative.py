@@ -56,7 +56,7 @@ class LinearisedChain:
         self.trace = equation.trace / green[:, None, None]
 
     def product(self, change: Tensor) -> Tensor:
-        """Return the change of g(x) caused by a small change of x, both in coordinates. [b, columns]"""
+        """Return the change of g(x) caused by a small change of x, both in `SelfEnergy`'s coordinates. [b, columns]"""
         blocks = self.noise.change_of_unknowns(self.factors, change[:, 1:].unflatten(1, (-1, self.noise.coordinates)))
         caused_y, caused_x = (
             self.noise.energy(part.flatten(-2), side)

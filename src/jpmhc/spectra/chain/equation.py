@@ -110,7 +110,7 @@ class ChainEquation(ContinuedEquation):
         noise.sort_streams(self.values(x)[0, 1:].unflatten(0, (-1, noise.count)))
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
-        """Return a start with blocks -i c I; c changes geometrically from 1/|z| at the input to 1. [b, columns]"""
+        """Return a start with blocks -i c I; c goes geometrically from 1/|z| (input) to 1 (output). [b, columns]"""
         layer = torch.arange(self.depth, dtype=torch.float64, device=z.device).view(-1, 1, 1, 1) / self.depth
         size = z.abs().log().view(1, -1, 1, 1)
         x = -1j * torch.exp((layer - 1) * size) * self.eye

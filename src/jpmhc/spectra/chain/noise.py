@@ -24,7 +24,7 @@ _DROWNED = 1e-5
 
 
 class SelfEnergy(ABC):
-    """A structure of noise.
+    """A structure of noise: how blocks of the resolvent determine the self-energies.
 
     Attributes:
         count: The number of a block's unknowns, which are its order parameters or, for `Sublayers`, functions of these.

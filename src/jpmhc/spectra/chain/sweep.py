@@ -19,7 +19,7 @@ def times(matrix: Tensor, energy: Tensor) -> Tensor:
 
 
 def plus(matrix: Tensor, energy: Tensor) -> Tensor:
-    """Add a self-energy to a matrix in place; its shape [..., 1, 1] stands for a multiple of the identity."""
+    """Add a self-energy to a matrix in place; one of shape [..., 1, 1] stands for a multiple of the identity."""
     if energy.shape[-1] == 1 and matrix.shape[-1] > 1:
         matrix.diagonal(dim1=-2, dim2=-1).add_(energy.squeeze(-1))
         return matrix
