@@ -57,13 +57,15 @@ def results(case, seed: int, dynamic: bool = True, tokens: int = 5) -> dict[str,
     if dynamic:
         forward, backward = steps["write_read"]
         given = (x, y, coef, weight, bias)
-        *_, out, new, kept = forward(*given, spec, spec, True)
+        *_, out, new, kept = forward(*given, spec, spec, False, True)
         gradients = (torch.randn_like(h), grad, None, torch.randn_like(new))
         found |= {
-            "write_read": (forward, (*given, spec, spec, True)),
-            "write_read_backward": (backward, (*given, out, new, kept, *gradients, spec, spec, False)),
-            "decode": (forward, (*given, spec, spec, False)),
+            "write_read": (forward, (*given, spec, spec, False, True)),
+            "write_read_backward": (backward, (*given, out, new, kept, *gradients, spec, spec, False, False)),
+            "decode": (forward, (*given, spec, spec, False, False)),
         }
+        if not spec.post_norm:  # with a post-norm the write and a delayed read are two kernels
+            found["delayed"] = (forward, (*given, spec, spec, True, True))
     return found
 
 
