@@ -212,7 +212,7 @@ def keep_read(x: Tensor, read: tuple[Tensor, State]) -> ReadAhead:
 
 
 def use_read(ahead: ReadAhead | None, x: Tensor) -> tuple[Tensor, State] | None:
-    """Return the result of the read in `ahead` if it is of the streams x, and x has not changed since; else None.
+    """Return the result in `ahead` if that read was of the streams x, and x has not changed since; else None.
 
     A layer that is recomputed reads for itself, because the earlier result does not exist when the layer runs again.
     """

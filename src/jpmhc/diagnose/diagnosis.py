@@ -51,7 +51,7 @@ class Diagnosis:
         gain: The signal's gain: the output's root mean square divided by the input's. Collapsed and exploded directions
             are counted relative to `whole.typical()` instead.
         whole: The spectrum of the whole map.
-        tokens: For each measured token's number, the spectrum of the derivative of its output by its own input.
+        tokens: For each measured token's number, the spectrum of the derivative of its output by its input.
         layers: The measurements of each layer, in the order of the calls.
         streams: Statistics of the streams and of the connections' coefficients; None without hyper-connections.
         comparisons: For each measured token, the map through all layers and the theory's prediction.

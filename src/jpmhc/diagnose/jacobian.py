@@ -132,7 +132,7 @@ def linearise(
 
 
 def shared_positions(x: Tensor, y: Tensor) -> tuple[int, ...]:
-    """Return the leading sizes that x and y share, without the last; for images, at most the first."""
+    """Return the leading sizes that x and y share, except the last size; for images, at most the first size."""
     most = 1 if max(x.ndim, y.ndim) > 3 else min(x.ndim, y.ndim) - 1
     same = 0
     while same < most and x.shape[same] == y.shape[same]:

@@ -128,8 +128,8 @@ def lens(
         model: A model with hyper-connections, or with a list of like layers.
         layer: A layer's name, or its number in the order of calls.
         prompts: The inputs of several calls of the model; a hundred give a good average.
-        rank: Approximate the map as the mean of the streams plus a matrix of this rank, with 2 rank products per prompt
-            instead of d. None computes the map in full.
+        rank: Approximate the map as the mean of the streams plus a matrix of this rank, with 2 · rank products per
+            prompt instead of d. None computes the map in full.
         fit: Fit the map by least squares instead, without derivatives. It predicts the final residual better, but
             shows a correlation with the streams and not their effect.
         seed: The seed of the random signs and directions.

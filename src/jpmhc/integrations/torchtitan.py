@@ -30,6 +30,8 @@ class HyperBlock(Llama3TransformerBlock):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Llama3TransformerBlock.Config):
+        """The settings of a block: the arguments of its connections, and whether the block is the first or the last."""
+
         dim: int
         index: int
         first: bool

@@ -1,9 +1,10 @@
 r"""The pass of the read: the sublayer's input $h = \sum_j r_j x_j$, and the coefficients r, w, H from the logits.
 
-The logits of a token are $W\,\mathrm{norm}(x) + b$ (eq. fused-proj). The norm is applied after the product on the
-tensor cores: $W\,\mathrm{norm}(x) = (W x - \mathrm{mean} \cdot W 1) \cdot \mathrm{scale}$. The sum of streams is a
-kernel of its own, because two kernels at the speed of memory are faster than one kernel that keeps a tile on chip
-(docs/LOG.md). If the coefficients are static, the logits are the bias, and all tokens share one row of coefficients.
+The logits of a token are $W\,\mathrm{norm}(x) + b$ (eq. fused-proj), with the projection W and the bias b. The norm is
+applied after the product on the tensor cores: $W\,\mathrm{norm}(x) = (W x - \mathrm{mean} \cdot W 1) \cdot
+\mathrm{scale}$. The sum of streams is a kernel of its own, because two kernels at the speed of memory are faster than
+one kernel that keeps a tile on chip (docs/LOG.md). If the coefficients are static, the logits are the bias, and all
+tokens share one row of coefficients.
 
 The derivative begins with the logits' gradient, which the streams' gradient needs. Then it passes over the streams
 twice: for the streams' gradient and for partial sums of the weight's gradient. Names end in shapes, see device.py.

@@ -1,14 +1,17 @@
 r"""The pass of the write: $z_i = \sum_j H_{ij} x_j + w_i y$, with a post-norm divided by $\sqrt{\mathrm{mean}\,z_i^2 +
 \epsilon}$.
 
+z are the new streams before the post-norm, x the old streams, y is the sublayer's output, w the
+write weights, and H the skip matrix.
+
 In each kernel one program handles one token and keeps its streams in registers, so that every tensor is moved once and
 a sum over a stream needs no memory. Names end in shapes, see device.py; G is the number of a gradient's rows: N, or one
 for the gradient of the mean over the streams.
 
-One connection is a read and a write of the same streams, and the streams' gradient is the sum of a share from each.
-With autograd alone, the write's derivative would store Hᵀ grad z, the read's derivative its own share, and a third
-kernel would add the shares. So the read also returns a *link*: a tensor with the shape of n streams and with memory for
-one number. The write takes the link as an input, and its derivative returns grad z, the gradient of H x + w ⊗ y, as the
+One connection is a read and a write of the same streams, and the streams' gradient is the sum of their two shares. With
+autograd alone, the write's derivative would store Hᵀ grad z, the read's derivative its own share, and a third kernel
+would add the shares. So the read also returns a *link*: a tensor with the shape of n streams and with memory for one
+number. The write takes the link as an input, and its derivative returns grad z, the gradient of H x + w ⊗ y, as the
 link's gradient. The read's derivative multiplies grad z by Hᵀ in the kernel that computes everything else. Without a
 link (`pull`), the write's derivative multiplies grad z by Hᵀ.
 """

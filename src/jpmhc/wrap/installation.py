@@ -15,7 +15,7 @@ NESTED = "use_nested_tensor"  # an attribute of PyTorch's encoder: whether its l
 
 
 def install(model: nn.Module, connections: Sequence[LayerConnections]) -> None:
-    """Add `connections`, one entry per layer, and hooks to the layers, and hooks to the modules around the layers."""
+    """Give each layer its entry of `connections` and hooks, and give hooks to the modules around the layers."""
     register_with_einops()
     for members in _split_chains(connections):
         names = [member.plan.name for member in members]

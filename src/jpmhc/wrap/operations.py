@@ -108,13 +108,13 @@ def _beside(x: Tensor, other: Any) -> Any:
 
 
 def mul(x: Tensor, other: Any) -> Tensor | None:
-    """Return the streams x times a number, or times a tensor that fits the hidden state."""
+    """Return the streams x times a number, or times a tensor that broadcasts to the hidden state."""
     factor = _beside(x, other)
     return None if factor is None else x * factor
 
 
 def div(x: Tensor, other: Any, **kwargs: Any) -> Tensor | None:
-    """Return the streams x divided by a number, or by a tensor that fits the hidden state."""
+    """Return the streams x divided by a number, or by a tensor that broadcasts to the hidden state."""
     divisor = _beside(x, other)
     return None if divisor is None or kwargs else x / divisor
 
