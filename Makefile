@@ -45,7 +45,8 @@ test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),setup browser)
 # Training on four and eight processes beside one, all libraries that are installed: about five minutes on two cores.
 test-distributed: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "distributed or not distributed" tests/connections/test_distributed.py \
-	tests/integrations tests/experiments/training/test_processes.py
+	tests/integrations \
+	tests/experiments/training/test_processes.py::test_torchrun_restarts_a_run_before_and_after_its_first_checkpoint
 
 lint: setup
 	$(BIN)/ruff check .
