@@ -321,7 +321,10 @@ def replace_tensor(output: Any, replace: Callable[[Tensor], Tensor], name: str) 
 
 
 def fit_batch(model: nn.Module, ends: Ends, call: Callable[..., Any]) -> list[str]:
-    """Cut the batch to the largest number of examples whose graph fits into memory; return a note if it was cut."""
+    """Cut the batch in `ends.arguments` to as many examples as have a graph that fits into memory.
+
+    Return a list of one note if the batch was cut, else an empty list.
+    """
     tensors = [value for value in (*ends.arguments[0], *ends.arguments[1].values()) if isinstance(value, Tensor)]
     batch = tensors[0].shape[0] if tensors and tensors[0].ndim > 1 else 1
     numbers = sum(tensor.numel() * (1 if tensor.is_floating_point() else _EMBEDDING) for tensor in tensors)

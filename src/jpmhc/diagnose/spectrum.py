@@ -110,7 +110,7 @@ class Spectrum:
         return self.method == "dense" or self.values.shape[1] >= min(self.shape)
 
     def typical(self) -> float:
-        """Return the geometric mean of the singular values that have not collapsed below a tenth of that mean."""
+        """Return t, the geometric mean of the singular values that are at least t / 10."""
         values, weights = self._pooled()
         typical = _quantile(values, weights, 0.9)
         for _ in range(20):

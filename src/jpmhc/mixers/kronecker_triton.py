@@ -31,7 +31,7 @@ def _sigmoid(m):
 
 @triton.jit
 def mix(m, F: tl.constexpr):
-    """Return H, the Kronecker product of 2 × 2 matrices with the logits m. [tokens, n, n]"""
+    """Return H, the Kronecker product of [[a, 1 - a], [1 - a, a]], a = sigmoid(l), over the logits l in m. [T, n, n]"""
     COUNT: tl.constexpr = F.logits
     a = _sigmoid(m)
     h, _ = _factor(a, 0, F)

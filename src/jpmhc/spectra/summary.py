@@ -157,7 +157,8 @@ def gradient_gains(network: Network, end: Tensor | None = None) -> Tensor:
     $\mathrm{Tr}\,B_l$, summed over the outputs of all streams.
 
     Args:
-        end: $B_L$ if the output is not the mean stream; the identity matrix if the output is all streams. [n, n]
+        end: $B_L$; by default $1 1^\top / n^2$ for the mean stream as the output. The identity stands for all streams.
+            [n, n]
 
     >>> gradient_gains(Network.repeated(torch.eye(2), 0.1, 3, read=[0.5, 0.5], write=[1.0, 1.0])).shape
     torch.Size([3])

@@ -20,8 +20,8 @@ ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 class ResidualAdditions(TorchFunctionMode):
     """A mode that counts the residual additions x + f(x) of each module during a run of a plain model.
 
-    Every tensor gets a bit and two masks of earlier tensors' bits. The mask `same` has the tensors that led to this
-    tensor by casts, norms, sums and the like alone. The mask `branched` has the tensors that led to this tensor through
+    Every tensor gets a bit and two masks of bits. The mask `same` has the tensor itself and the tensors that led to it
+    by casts, norms, sums and the like alone. The mask `branched` has the tensors that led to this tensor through
     a weight matrix or an attention. An addition is residual if the newest tensor that is in one term's `same` and in
     the other term's `branched` is newer than every tensor that is in the `same` of both terms.
 

@@ -90,7 +90,7 @@ class VotingTask(Task):
 
     @abstractmethod
     def rows_of_puzzles(self, rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
-        """Return the test rows of the named puzzles; raise a ValueError for a puzzle without test rows."""
+        """Return the numbers in `rows` that belong to the named puzzles; refuse the name of a puzzle without tests."""
 
     @abstractmethod
     def submission(self, answered: Sequence[AnsweredTest]) -> Mapping[str, object]:

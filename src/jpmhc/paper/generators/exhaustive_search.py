@@ -1,4 +1,6 @@
-"""The exhaustive search: of each class of equivalent sets, one set is proven worse than the best or compared exactly.
+"""The exhaustive search for the sets of permutations with the smallest |λ₂| (defined in `jpmhc.paper.generators`).
+
+Of each class of equivalent sets, one set is proven worse than the best or compared exactly.
 
 A unit is a part of the enumeration (`SubsetOrbits.units`). A `SearchRecord` contains the results so far. The record may
 be saved in a file, from which an interrupted search continues.
@@ -52,7 +54,10 @@ class SearchRecord:
 
     @property
     def radius(self) -> float:
-        """The smallest |λ₂| of the stored sets; just below 1 without any, so that sets without a gap are not stored."""
+        """The smallest |λ₂| of the stored sets.
+
+        Without stored sets it is just below 1, so that no set with |λ₂| = 1 is ever stored.
+        """
         return min((radius for radius, _ in self.sets), default=1.0 - 2 * TIE)
 
     def add(self, other: "SearchRecord") -> None:

