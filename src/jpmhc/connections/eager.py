@@ -94,7 +94,7 @@ def gather(x: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scatter(x: Tensor, y: Tensor, write: Tensor, skip: Tensor | None) -> Tensor:
-    """Return the new streams H x + w ⊗ y, with w = `write` and H = `skip`; None is the identity. [T, n, d]"""
+    """Return the new streams H x + w ⊗ y (eq. cayley-fwd), with w = `write` and H = `skip`; None is the identity."""
     # The result has x's type, whatever y's: the other steps of the backward pass add to its gradient in place.
     return _run(_Scatter, x, y.to(x.dtype), write, skip)
 
