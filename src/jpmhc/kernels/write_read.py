@@ -347,18 +347,11 @@ def one_kernel_decodes(tokens: int, spec: Spec) -> bool:
 
 
 def _allocate(
-    x: Tensor,
-    y: Tensor,
-    coef: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    spec: Spec,
-    following: Spec,
-    delayed: bool,
-    keeps: bool,
+    x: Tensor, y: Tensor, coef: Tensor, weight: Tensor, bias: Tensor, spec: Spec, following: Spec, *settings: bool
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor | None]:
+    """Allocate the results of `_forward`, without their values. The last of `settings` is `keeps`."""
     out = x.new_empty((*y.shape[:-1], spec.n, spec.d))
-    h, link, coef, buffer = reading.allocate(out, weight, bias, following, keeps)
+    h, link, coef, buffer = reading.allocate(out, weight, bias, following, settings[-1])
     return h, link, out, coef, buffer
 
 
