@@ -12,6 +12,7 @@ from jpmhc.diagnose.layers import (
     measure_streams,
     measure_sublayer,
     stream_dominance,
+    stream_rank,
     stream_similarity,
 )
 from jpmhc.diagnose.record import Recording, find_layers, longest_chain, record_layers
@@ -160,6 +161,15 @@ def test_similarity_and_dominance():
     apart = torch.eye(4, 8) * torch.tensor([3.0, 1, 1, 1])[:, None]
     assert float(stream_similarity(apart[None])) == pytest.approx(0, abs=1e-7)
     assert float(stream_dominance(apart[None])) == pytest.approx(0.75)
+
+
+def test_effective_rank():
+    x = torch.randn(3, 1, 8).expand(3, 4, 8)
+    assert float(stream_rank(x)) == pytest.approx(1, abs=1e-6)
+    assert float(stream_rank(5 * torch.eye(4, 8)[None])) == pytest.approx(4)
+    apart = torch.randn(6, 4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    squares = torch.linalg.svdvals(apart) ** 2
+    assert float(stream_rank(apart)) == pytest.approx(float((squares.sum(-1) ** 2 / (squares**2).sum(-1)).mean()))
 
 
 def test_a_few_directions_do_not_make_up_the_identity():

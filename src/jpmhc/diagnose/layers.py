@@ -106,6 +106,7 @@ class StreamStatistics:
     Attributes:
         similarity: Mean cosine between two streams after each layer: 1 means that the streams are copies. [L]
         dominance: The share of the streams' squared length that the longest stream holds after each layer. [L]
+        rank: The effective number of different streams after each layer, from 1 to n (see `stream_rank`). [L]
         read: Mean read weights. [L, n]
         write: Mean write weights. [L, n]
         product: Singular values of the product of all skips, descending. [n]
@@ -115,6 +116,7 @@ class StreamStatistics:
 
     similarity: Tensor
     dominance: Tensor
+    rank: Tensor
     read: Tensor
     write: Tensor
     product: Tensor
@@ -134,6 +136,7 @@ def measure_streams(calls: Sequence[LayerCall]) -> StreamStatistics:
     return StreamStatistics(
         similarity=torch.stack([stream_similarity(call.after) for call in calls]),
         dominance=torch.stack([stream_dominance(call.after) for call in calls]),
+        rank=torch.stack([stream_rank(call.after) for call in calls]),
         read=torch.stack([read.reshape(-1, n).mean(0) for read in reads]),
         write=torch.stack([write.reshape(-1, n).mean(0) for write in writes]),
         product=values.mean(0),
@@ -181,3 +184,13 @@ def stream_dominance(x: Tensor) -> Tensor:
     """Return the longest stream's share of the squared length of x [..., n, d], averaged over tokens: 1 / n to 1."""
     squares = x.detach().double().square().sum(-1)
     return (squares.max(-1).values / squares.sum(-1).clamp_min(1e-300)).mean().cpu()
+
+
+def stream_rank(x: Tensor) -> Tensor:
+    """Return the effective number of different streams in x [..., n, d], averaged over tokens: 1 to n.
+
+    It is (Σ λ)² / Σ λ² with the eigenvalues λ of x xᵀ [n, n]: n for orthogonal streams of equal length, 1 for copies.
+    """
+    gram = x.detach().double() @ x.detach().double().mT
+    total = gram.diagonal(dim1=-2, dim2=-1).sum(-1).square()
+    return (total / gram.square().sum((-2, -1)).clamp_min(1e-300)).mean().cpu()

@@ -164,6 +164,7 @@ def summarise_calls(calls: list[LayerCall]) -> dict[str, float]:
             "skips/direct_path": streams.direct,
             "similarity": float(streams.similarity[-1]),
             "dominance": float(streams.dominance[-1]),
+            "effective_rank": float(streams.rank[-1]),
         }
     gains = [_signal_gain(call) for call in calls]
     named = {"largest": max(gains), "mean": sum(gains) / len(gains), "last": gains[-1]}
