@@ -36,7 +36,8 @@ class CoefficientMap(SettingsModule):
     """A module that computes the coefficients of each token from the streams, always in float32 or float64.
 
     Attributes:
-        favoured: The number of the stream that the read prefers at the start.
+        favoured: The number of the stream that the read prefers at the start; None if it prefers none, so that streams
+            that are equal stay equal.
         tokens_apart: Whether processes of a tensor-parallel group have different tokens (`parallelize_connections`).
         bias: The part of the K logits that all tokens share. Static coefficients have no other part. [K]
         weight: The projection from the normalised streams to logits, None if the coefficients are static. It is zero at
@@ -55,7 +56,7 @@ class CoefficientMap(SettingsModule):
         write: str,
         temperature: float,
         dynamic: bool,
-        favoured: int,
+        favoured: int | None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,

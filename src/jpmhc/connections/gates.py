@@ -60,8 +60,9 @@ WRITES = {
 FAVOUR = 2.0  # added at the start to one stream's read logit: equal reads would keep equal streams equal for ever
 
 
-def favouring(stream: int, n: int) -> Tensor:
-    """Return read weights that sum to one and are largest for stream number `stream` mod n. [n]"""
+def favouring(stream: int | None, n: int) -> Tensor:
+    """Return read weights that sum to one and are largest for stream number `stream` mod n; None: equal weights. [n]"""
     logits = torch.zeros(n, dtype=torch.float64)
-    logits[stream % n] = FAVOUR
+    if stream is not None:
+        logits[stream % n] = FAVOUR
     return logits.softmax(-1)

@@ -10,7 +10,7 @@ import torch
 from jpmhc.experiments.comparison import Comparison, LanguageExperiment, RecursiveExperiment, compare
 from jpmhc.experiments.comparison.experiment import Job
 from jpmhc.experiments.comparison.language import PRESETS
-from jpmhc.experiments.models.decoder import DecoderConfig, count_parameters
+from jpmhc.experiments.models.decoder import Decoder, DecoderConfig, count_parameters
 from tests.experiments.text_files import make_token_folder
 from tests.experiments.training.small_run import small
 
@@ -45,6 +45,7 @@ def test_runs_have_curves_and_the_file_holds_everything(tmp_path):
     assert first["gradient_norm"][0] <= other["gradient_norm"][0] * (1 + 1e-5)
     assert result["settings"]["task"] == {"kind": "language"}
     assert cayley["final"]["collapsed"] == 0.0
+    assert 1 < cayley["final"]["effective_rank"] < 4
     assert plain["environment"]["data"] == result["settings"]["text"]["fingerprint"]
     assert not list((tmp_path / "runs").glob("*.new"))
 
@@ -60,6 +61,27 @@ def test_muon_moves_the_matrices_and_adamw_the_rest(tmp_path):
     experiment = dataclasses.replace(TINY, steps=30, optimizer="muon")
     (run,) = compare(make(tmp_path, experiment, arms=("cayley",)))["runs"]
     assert run["curves"]["train"]["loss"][-1] < run["curves"]["train"]["loss"][0] - 0.3
+
+
+def test_streams_that_start_with_equal_reads_stay_equal(tmp_path):
+    arms = ("cayley", "cayley:equal_start=true")
+    experiment = dataclasses.replace(TINY, steps=20)
+    apart, equal = compare(make(tmp_path, experiment, arms=arms))["runs"]
+    assert equal["final"]["effective_rank"] == pytest.approx(1, abs=1e-3)
+    assert equal["final"]["effective_rank"] < apart["final"]["effective_rank"]
+
+
+def test_mixing_logits_decay_if_everything_does(tmp_path):
+    experiment = dataclasses.replace(TINY, steps=5, weight_decay=0.5)
+    model = Decoder(dataclasses.replace(MODEL, vocabulary=300, mixer="cayley"))
+    for decays in (False, True):
+        (adamw,) = dataclasses.replace(experiment, decay_everything=decays).make_optimizers(model, 1e-2)
+        (decay,) = (
+            g["weight_decay"]
+            for g in adamw.param_groups
+            if any(p is model.network.connections[0].map.bias for p in g["params"])
+        )
+        assert decay == (0.5 if decays else 0)
 
 
 def test_finished_runs_are_kept_and_rates_and_seeds_are_added(tmp_path):

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.connections import parameter_groups
+from jpmhc.diagnose.record import Recording, find_layers, record_layers
+from jpmhc.diagnose.watch import summarise_calls
 from jpmhc.experiments.comparison.experiment import (
     PLAIN,
     Curves,
@@ -39,6 +41,16 @@ _COUNTS = ("batch", "steps", "evaluate_every", "validation_rows", "final_validat
 _LOOK = 20  # steps between checks of the clock and of the loss, which wait for the device
 _SAVE_SECONDS = 300.0  # between checkpoints
 _MIXING_ROWS = 2
+# The names of the numbers of `watch` in the records of a comparison.
+_STREAMS = {
+    "geometric_mean": "skips/geometric_mean",
+    "direct_path": "skips/direct_path",
+    "similarity": "similarity",
+    "dominance": "dominance",
+    "effective_rank": "effective_rank",
+    "mean_gain": "signal_gain/mean",
+    "largest_gain": "signal_gain/largest",
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,7 @@ class LanguageExperiment(Experiment):
     """Optimiser of the matrices in attention and feed-forward layers; all other parameters have AdamW."""
     betas: tuple[float, float] = (0.9, 0.95)  # Decay of AdamW's moments.
     weight_decay: float = 0.1  # Decoupled weight decay of matrices; mixing logits and other vectors do not decay.
+    decay_everything: bool = False  # Whether mixing logits and other vectors decay, too.
     clip: float = 1.0  # Norm to which larger gradients are clipped.
     time_factor: float = 1.5
     """Steps of the arm plain-long for each step of the other arms. Choose the time of a step with streams divided by
@@ -127,6 +140,8 @@ class LanguageExperiment(Experiment):
         """Return AdamW for all parameters or, if chosen, Muon for hidden matrices and AdamW for the others."""
         fused = model.tokens.is_cuda
         groups = parameter_groups(model, self.weight_decay)
+        if self.decay_everything:
+            groups[1]["weight_decay"] = self.weight_decay
         if self.optimizer == "adamw":
             return [torch.optim.AdamW(groups, rate, self.betas, fused=fused)]
         matrices = model.hidden_matrices()
@@ -282,7 +297,13 @@ class _Training:
         append_values(self.validation, self.step, {"loss": float(total) / len(starts)})
         few = cut_rows(self.session.validation, starts[:_MIXING_ROWS], length)
         if statistics := mixing_statistics(self.model, lambda: self.model(*few)):
-            append_values(self.mixing, self.step, summarize_mixing(statistics))
+            numbers = summarize_mixing(statistics)
+            with record_layers(self.model, find_layers(self.model), Recording()) as recording:
+                self.model(*few)
+            if recording.calls:  # a decoder with delayed reads has none
+                streams = summarise_calls(recording.calls)
+                numbers |= {name: streams[own] for name, own in _STREAMS.items()}
+            append_values(self.mixing, self.step, numbers)
 
     def _describe(self, diverged: int | None) -> Run:
         losses, norms = self.history[:, : self.step].tolist()

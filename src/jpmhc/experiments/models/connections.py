@@ -58,6 +58,9 @@ class ConnectionConfig:
     mixer_read: Gate | None = None  # Constraint of the read coefficients. None: as mixer-form says (exact: softmax).
     mixer_write: Gate | None = None  # Constraint of the write coefficients. None: as mixer-form says (exact: sigmoid).
     mixer_temperature: float = 1.0  # Temperature of the read and write softmax.
+    mixer_equal_start: bool = False
+    """Whether every connection reads all streams alike at the start, instead of mostly one of them. The streams then
+    stay equal, up to rounding: a control that shows what different streams are worth."""
     mixer_write_scale: float = 1.0
     """Factor of a sublayer's output before it is written to the streams: the paper's output scale s."""
     mixer_eps: float = 1e-6
@@ -200,6 +203,9 @@ def make_connection(
     )
     if form.counted is not None:
         _count_parameters_as_the_paper(connection, form.counted)
+    if config.mixer_equal_start:
+        connection.map.favoured = None
+        connection.map.reset_parameters()
     return connection
 
 
