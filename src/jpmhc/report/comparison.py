@@ -9,8 +9,17 @@ from pathlib import Path
 import numpy as np
 
 from jpmhc.experiments.comparison.comparison import Result
+from jpmhc.experiments.comparison.experiment import PLAIN as PLAIN_ARM
 from jpmhc.experiments.comparison.experiment import Curves, split_arm
-from jpmhc.experiments.comparison.statistics import ArmSummary, Mean, best_runs, student_quantile
+from jpmhc.experiments.comparison.statistics import (
+    ArmSummary,
+    Mean,
+    best_runs,
+    correlate_with_loss,
+    losses_by_time,
+    share_of_time,
+    student_quantile,
+)
 from jpmhc.report.charts import DASHES, Axis, Chart, Line, draw_figure
 from jpmhc.report.page import FoldedText, Section, Table, render_page
 from jpmhc.report.style import PLAIN, SOFT, Look, colour_of, save_figure
@@ -27,7 +36,7 @@ def format_table(result: Result) -> str:
     titles, *rows = table_rows(result)
     lines = [titles, ["---", *["---:"] * (len(titles) - 1)], *rows]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return "\n\n".join([table, *describe_tests(result)])
+    return "\n\n".join([table, *describe_tests(result), *describe_times(result), *describe_correlations(result)])
 
 
 def describe_tests(result: Result) -> list[str]:
@@ -37,6 +46,30 @@ def describe_tests(result: Result) -> list[str]:
         f"F = {test['f']:.3g}, p = {test['p']:.2g}."
         for test in result["equal_means"]
     ]
+
+
+def describe_times(result: Result) -> list[str]:
+    """Return a sentence for each arm with several numbers of steps: its time until the plain model's final loss."""
+    curves = losses_by_time(result["summary"])
+    time, loss = min(curves.pop(PLAIN_ARM, []), key=lambda point: point[1], default=(None, None))
+    if time is None or loss is None:
+        return []
+    shares = {arm: share_of_time(curve, time, loss) for arm, curve in curves.items()}
+    return [
+        f"{arm} reaches the plain model's final loss in {share:.0%} of its training time."
+        for arm, share in shares.items()
+        if share is not None
+    ]
+
+
+def describe_correlations(result: Result) -> list[str]:
+    """Return a sentence with the numbers of the trained models whose order over the arms goes with the loss."""
+    correlations = correlate_with_loss(result["summary"])
+    if not correlations:
+        return []
+    ordered = sorted(correlations.items(), key=lambda item: -abs(item[1][0]))
+    named = ", ".join(f"{name} {value:+.2f} ({count})" for name, (value, count) in ordered)
+    return [f"Rank correlation with the loss, in brackets the number of arms: {named}."]
 
 
 def find_baselines(result: Result) -> list[str]:
@@ -104,7 +137,7 @@ def render_comparison(result: Result) -> str:
     ]
     heading, *rows = table_rows(result)
     errors = ["± is the standard error of the mean; differences are paired by seed."] if seeds > 1 else []
-    note = " ".join([*errors, *describe_tests(result)])
+    note = " ".join([*errors, *describe_tests(result), *describe_times(result), *describe_correlations(result)])
     sections = [
         Section("Results", tables=[Table(heading, rows, note)]),
         Section("Curves and differences", charts=make_charts(result)),
@@ -117,8 +150,8 @@ def make_charts(result: Result) -> list[Chart]:
     """Return the charts of a comparison, without charts that would be empty.
 
     The charts are: validation loss by step; validation loss minus the loss of the baseline's run with the same seed, by
-    step; final loss by learning rate; gradient norm by step; share of singular values of the product of all skips below
-    0.1, by step; final loss minus the baseline's loss.
+    step; final loss by learning rate; final loss by training time; gradient norm by step; share of singular values of
+    the product of all skips below 0.1, by step; final loss minus the baseline's loss.
     """
     curves = _curves_of(result)
     looks = arm_looks(list(curves))
@@ -140,6 +173,7 @@ def make_charts(result: Result) -> list[Chart]:
         Chart("validation loss", losses, _STEP, Axis("loss", True)),
         Chart(f"validation loss minus that of {baseline}, by seed", gaps, _STEP, Axis("difference of losses")),
         _draw_rates(result, looks),
+        _draw_times(result),
         Chart("gradient norm", norms, _STEP, Axis("norm of the gradient", True)),
         Chart("lost by the product of all skips", collapsed, _STEP, share),
         draw_differences(result),
@@ -205,6 +239,17 @@ def _draw_rates(result: Result, looks: Looks) -> Chart:
             best = [(rate, loss) for rate, loss in points if rate == row["learning_rate"]]
             lines += [Line("", [rate], [loss], looks[row["arm"]]["colour"], marker="o") for rate, loss in best]
     return Chart("final loss by learning rate, first seed", lines, Axis("learning rate", True), Axis("loss"))
+
+
+def _draw_times(result: Result) -> Chart:
+    """Return a chart of final losses by training time, with a line for each arm with several numbers of steps."""
+    curves = losses_by_time(result["summary"])
+    looks = arm_looks(list(curves))
+    lines = []
+    for arm, points in curves.items():
+        times, losses = zip(*points)
+        lines.append(Line(arm, times, losses, **looks[arm], marker="o"))
+    return Chart("final loss by training time", lines, Axis("seconds of training", True), Axis("loss"))
 
 
 def draw_differences(result: Result) -> Chart:

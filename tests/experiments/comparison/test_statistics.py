@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from jpmhc.experiments.comparison.statistics import best_runs, compare_means, student_quantile, summarize
+from jpmhc.experiments.comparison.statistics import (
+    best_runs,
+    compare_means,
+    correlate_with_loss,
+    losses_by_time,
+    share_of_time,
+    student_quantile,
+    summarize,
+)
 
 stats = pytest.importorskip("scipy.stats", reason="SciPy is not installed")
 
@@ -43,6 +51,44 @@ def test_differences_are_paired_by_seed():
     assert difference["standard_error"] == pytest.approx(stats.sem(other - plain))
     assert difference["interval"] == pytest.approx((oracle.low, oracle.high))
     assert rows[0]["differences"] == {}
+
+
+def test_numbers_that_go_with_the_loss():
+    generator = np.random.default_rng(1)
+    losses, drift, other = generator.normal(size=(3, 6))
+    runs = [make_run(f"a{k}", float(loss)) for k, loss in enumerate(losses)]
+    for run, loss, distance, gain in zip(runs, losses, drift, other):
+        run["final"] |= {"rank": float(np.exp(-loss)), "distance": float(distance), "same": 1.0}
+        if run["arm"] not in ("a0", "a1", "a2"):
+            run["final"]["gain"] = float(gain)  # three arms have it: too few
+    runs.append({**make_run("long", -9.0), "steps": 50})
+    runs[-1]["final"] |= {"rank": 0.0, "distance": 9.0}
+    arms = [run["arm"] for run in runs]
+    rows = summarize(runs, arms, ())
+    correlations = correlate_with_loss(rows)
+    assert correlations == {
+        "rank": (pytest.approx(-1), 6),
+        "distance": (pytest.approx(stats.spearmanr(drift, losses)[0]), 6),
+    }
+
+
+def test_the_share_of_the_time_until_a_loss():
+    losses = {
+        "plain": 2.0,
+        "plain:steps=10": 2.6,
+        "cayley:steps=4": 2.5,
+        "cayley": 1.5,
+        "cayley:steps=8,streams=2": 2.4,
+    }
+    runs = [make_run(arm, loss) for arm, loss in losses.items()]
+    for run in runs:
+        run["steps"] = {"plain": 40, "plain:steps=10": 10, "cayley:steps=4": 4, "cayley": 16}.get(run["arm"], 8)
+        run["step_seconds"] = 0.5 if run["arm"].startswith("plain") else 1.0
+    curves = losses_by_time(summarize(runs, list(losses), ()))
+    assert curves == {"plain": [(5.0, 2.6), (20.0, 2.0)], "cayley": [(4.0, 2.5), (16.0, 1.5)]}
+    assert share_of_time(curves["cayley"], 20.0, 2.0) == pytest.approx(8 / 20)  # half-way in the logarithm
+    assert share_of_time(curves["cayley"], 20.0, 1.0) is None
+    assert share_of_time(curves["plain"], 20.0, 2.0) == pytest.approx(1)
 
 
 def test_an_arm_with_options_is_compared_with_the_baseline_that_has_them():

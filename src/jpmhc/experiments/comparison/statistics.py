@@ -1,12 +1,13 @@
 """Means, errors, paired differences and F tests over the runs of a comparison."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 import numpy as np
 
-from jpmhc.experiments.comparison.experiment import PLAIN, Run
+from jpmhc.experiments.comparison.experiment import PLAIN, Run, split_arm
 
 
 class Difference(TypedDict):
@@ -143,6 +144,56 @@ def subtract(losses: Mapping[int, float], others: Mapping[int, float]) -> Differ
         return {"pairs": len(pairs), **difference, "interval": None}
     reach = student_quantile(len(pairs) - 1) * error
     return {"pairs": len(pairs), **difference, "interval": (mean - reach, mean + reach)}
+
+
+def correlate_with_loss(summary: Sequence[ArmSummary]) -> dict[str, tuple[float, int]]:
+    """Return {number: (Spearman's rank correlation with the loss, number of arms)} for each final number of the runs.
+
+    The correlation is over the arms that have the number and as many steps as the first arm, by their means over seeds.
+    Numbers that fewer than four arms have, or that are equal in all arms, are left out.
+    """
+    from scipy.stats import spearmanr
+
+    alike = [row["metrics"] for row in summary if row["steps"] == summary[0]["steps"] and row["metrics"]]
+    correlations = {}
+    for name in dict.fromkeys(name for metrics in alike for name in metrics if name != "loss"):
+        pairs = [(metrics[name]["mean"], metrics["loss"]["mean"]) for metrics in alike if name in metrics]
+        if len(pairs) > 3 and len({value for value, _ in pairs}) > 1:
+            correlations[name] = float(spearmanr(*zip(*pairs)).statistic), len(pairs)
+    return correlations
+
+
+def losses_by_time(summary: Sequence[ArmSummary]) -> dict[str, list[tuple[float, float]]]:
+    """Return (training seconds, final loss), in rising order of time, for each arm with several numbers of steps.
+
+    The arms `cayley:steps=900` and `cayley` are points of one curve with the name `cayley`. Training seconds are steps
+    times the median time of a step, without compilation and measurements.
+    """
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in summary:
+        mixer, options = split_arm(row["arm"])
+        options.pop("steps", None)
+        text = ",".join(f"{name}={value}" for name, value in options.items())
+        loss = row["metrics"]["loss"]["mean"] if "loss" in row["metrics"] else None
+        if row["step_seconds"] is not None and loss is not None:
+            point = row["steps"] * row["step_seconds"], loss
+            curves.setdefault(f"{mixer}:{text}" if text else mixer, []).append(point)
+    return {arm: sorted(points) for arm, points in curves.items() if len(points) > 1}
+
+
+def share_of_time(curve: Sequence[tuple[float, float]], time: float, loss: float) -> float | None:
+    """Return the share of `time` in which a curve of `losses_by_time` reaches `loss`; None if no two points enclose it.
+
+    The loss is interpolated linearly in the logarithm of the time.
+
+    >>> share_of_time([(10.0, 3.0), (40.0, 2.0)], 100.0, 2.5)
+    0.2
+    """
+    for (early, high), (late, low) in itertools.pairwise(curve):
+        if low <= loss <= high and low < high:
+            done = (high - loss) / (high - low)
+            return early * (late / early) ** done / time
+    return None
 
 
 def student_quantile(freedom: int) -> float:
