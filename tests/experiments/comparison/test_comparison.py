@@ -71,6 +71,15 @@ def test_streams_that_start_with_equal_reads_stay_equal(tmp_path):
     assert equal["final"]["effective_rank"] < apart["final"]["effective_rank"]
 
 
+def test_a_trained_decoder_is_diagnosed(tmp_path):
+    experiment = dataclasses.replace(TINY, diagnose_seconds=1)
+    run, delayed = compare(make(tmp_path, experiment, arms=("cayley", "cayley:delayed=true")))["runs"]
+    assert delayed["final"].keys() < run["final"].keys()
+    assert 0 <= run["final"]["jacobian_lost"] < 0.5
+    assert run["final"]["jacobian_largest"] > 1
+    assert run["final"]["layer_gradients_spread"] > 1
+
+
 def test_mixing_logits_decay_if_everything_does(tmp_path):
     experiment = dataclasses.replace(TINY, steps=5, weight_decay=0.5)
     model = Decoder(dataclasses.replace(MODEL, vocabulary=300, mixer="cayley"))

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.connections import parameter_groups
+from jpmhc.diagnose import diagnose
 from jpmhc.diagnose.record import Recording, find_layers, record_layers
 from jpmhc.diagnose.watch import summarise_calls
 from jpmhc.experiments.comparison.experiment import (
@@ -79,6 +81,8 @@ class LanguageExperiment(Experiment):
     evaluate_every: int = 300  # Steps between measurements on validation text.
     validation_rows: int = 256  # Rows of validation text for each measurement during training.
     final_validation_rows: int = 2048  # Rows of validation text for the measurement at the end.
+    diagnose_seconds: float = 0.0
+    """Seconds for measuring the Jacobian of each trained decoder on one row of validation text; 0: not measured."""
     compile: Literal["auto", "no", "default", "reduce-overhead"] = "auto"
     """Mode of torch.compile; auto means default on CUDA and no elsewhere."""
 
@@ -93,7 +97,7 @@ class LanguageExperiment(Experiment):
     def __post_init__(self) -> None:
         for name in _COUNTS:
             checks.whole_number(getattr(self, name), name)
-        for name in ("warmup", "weight_decay"):
+        for name in ("warmup", "weight_decay", "diagnose_seconds"):
             checks.inside(getattr(self, name), "[0, inf)", name)
         for name in ("lr", "clip", "time_factor"):
             checks.positive_number(getattr(self, name), name)
@@ -309,7 +313,7 @@ class _Training:
         losses, norms = self.history[:, : self.step].tolist()
         train = thin_curves([float(step + 1) for step in range(self.step)], loss=losses, gradient_norm=norms)
         pace = sorted(self.paces)[len(self.paces) // 2] if self.paces else None
-        return make_run(
+        run = make_run(
             self.job,
             self.model,
             self.device,
@@ -321,6 +325,28 @@ class _Training:
             pace,
             self.settings.batch * self.settings.model.length / pace if pace else None,
         )
+        if self.settings.diagnose_seconds and diverged is None:
+            run["final"] |= self._diagnose()
+        return run
+
+    def _diagnose(self) -> dict[str, float]:
+        """Measure the Jacobian of all layers, from the embeddings of one validation row to the head's input.
+
+        Lost directions shrink to less than a tenth of the typical singular value, grown ones to more than ten times.
+        """
+        length = self.settings.model.length
+        inputs, _ = cut_rows(self.session.validation, self.session.tokens.validation_rows(1, length), length)
+        x = F.embedding(inputs, self.model.tokens.detach())
+        found = diagnose(self.model.network, x, seconds=self.settings.diagnose_seconds, say=None)
+        typical, gradients = found.whole.typical(), [layer.gradient for layer in found.layers]
+        numbers = {
+            "jacobian_lost": found.whole.below(0.1 * typical),
+            "jacobian_grown": found.whole.above(10 * typical),
+            "jacobian_largest": found.whole.largest / typical,
+        }
+        if gradients:  # layers with delayed reads are not measured
+            numbers["layer_gradients_spread"] = max(gradients) / min(gradients)
+        return numbers
 
     def _save(self) -> None:
         state = {
