@@ -132,16 +132,21 @@ def fill_with_answers(
 
 
 def bootstrap(metrics: Metrics, k: int) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of pass@k: its 2.5 and 97.5 percentiles over resampled tasks.
+    """Return the 95 % bootstrap interval of pass@k over tasks.
 
     >>> bootstrap({"per_task": {"a": [{"rank": 1}], "b": [{"rank": 1}]}}, 1)
     (1.0, 1.0)
     """
-    hits = [
-        np.mean([t["rank"] is not None and t["rank"] <= k for t in tests]) for tests in metrics["per_task"].values()
-    ]
-    drawn = np.random.default_rng(0).integers(0, len(hits), (_ROUNDS, len(hits)))
-    low, high = np.percentile(np.array(hits)[drawn].mean(1), [2.5, 97.5])
+    tasks = metrics["per_task"].values()
+    return bootstrap_mean(
+        np.array([np.mean([t["rank"] is not None and t["rank"] <= k for t in tests]) for tests in tasks])
+    )
+
+
+def bootstrap_mean(values: np.ndarray) -> tuple[float, float]:
+    """Return the 95 % bootstrap interval of a mean: 2.5 and 97.5 percentiles of the means of resampled values."""
+    drawn = np.random.default_rng(0).integers(0, len(values), (_ROUNDS, len(values)))
+    low, high = np.percentile(values[drawn].mean(1), [2.5, 97.5])
     return float(low), float(high)
 
 
