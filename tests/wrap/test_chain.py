@@ -1,6 +1,8 @@
 """Writes that are fused with the next read: how many there are, and when a layer does not read for the next."""
 
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -84,7 +86,7 @@ def test_streams_that_were_changed_between_layers_are_read_again(in_place):
     with torch.no_grad():
         found = model(X)
         chain = chain_of(model)
-        assert chain.ahead is None
+        assert chain.calls.ahead is None
         chain.following.clear()
         assert torch.equal(found, model(X))
 
@@ -94,6 +96,34 @@ def test_copies_read_for_their_own_layers():
     other = copy.deepcopy(model)
     for one in (model, other):
         assert [*chain_of(one).following.values()] == [*one.blocks[1:]]
+
+
+def test_threads_may_call_a_model_at_the_same_time():
+    model = stack()
+    whole, alone = model(X), model(X[:, :1])
+    begun, ended = threading.Event(), threading.Event()
+    inner: list = []
+
+    def wait(norm, args):
+        """The inner call stays in its first layer until the outer call has ended."""
+        if args[0].shape[1] == 1:
+            begun.set()
+            assert ended.wait(20)
+
+    def call(head, args):
+        """The inner call begins when the outer call has left its layers."""
+        if not inner:
+            inner.append(threads.submit(model, X[:, :1]))
+            assert begun.wait(20)
+
+    model.blocks[0].norms[1].register_forward_pre_hook(wait)
+    model.head.register_forward_pre_hook(call)
+    with ThreadPoolExecutor() as threads:
+        try:
+            assert torch.equal(model(X), whole)
+        finally:
+            ended.set()
+        assert torch.equal(inner[0].result(), alone)
 
 
 @pytest.mark.interpreter

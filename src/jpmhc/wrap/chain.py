@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,6 +46,23 @@ class SumOfStates(torch.autograd.Function):
         return grad - grad.mean(-2, keepdim=True), grad.sum(-2)
 
 
+class Calls(threading.local):
+    """The running calls of one thread, because several threads may call a model at the same time.
+
+    Attributes:
+        modules: The running calls of the owner and of modules that contain the owner.
+        unfinished: Whether the first layer was called, but the last layer not yet.
+        sent: The streams that the layers have returned inside the running calls.
+        ahead: The layer that a read ahead is for, and this read.
+    """
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        self.unfinished = False
+        self.sent: list[Sent] = []
+        self.ahead: tuple[nn.Module, ReadAhead] | None = None
+
+
 class Chain:
     """The hooks of a chain of layers, in which each layer gets the streams that the layer before returned.
 
@@ -64,10 +82,9 @@ class Chain:
 
     Attributes:
         staged: Whether some of the layers are a stage of a pipeline: such layers always return streams.
-        calls: The running calls of the owner and of modules that contain the owner.
-        unfinished: Whether the first layer was called, but the last layer not yet.
-        gives_states: Whether the running calls return hidden states, so that gradients must flow through these states.
-        sent: The streams that the layers have returned inside the running calls.
+        calls: The running calls of the current thread.
+        gives_states: Whether the newest calls return hidden states, so that gradients must flow through these states.
+            Recomputation in a thread of autograd needs this too.
         apart: The streams of each hidden state that a layer has returned outside a call of the owner.
     """
 
@@ -84,14 +101,12 @@ class Chain:
         self._forget_calls()
 
     def _forget_calls(self) -> None:
-        self.calls: list[nn.Module] = []
-        self.gives_states = self.unfinished = False
-        self.sent: list[Sent] = []
+        self.calls = Calls()
+        self.gives_states = False
         self.apart = WeakTensorKeyDictionary()
-        self.ahead: tuple[nn.Module, ReadAhead] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        passing = ("calls", "gives_states", "unfinished", "sent", "apart", "ahead")
+        passing = ("calls", "gives_states", "apart")
         return {name: value for name, value in vars(self).items() if name not in passing}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -109,7 +124,7 @@ class Chain:
             x = self.apart.get(x, x)
         if plan.first:
             x = x.unsqueeze(-2)  # n equal streams are stored as one stream
-            self.unfinished = True
+            self.calls.unfinished = True
         elif (x.ndim, *x.shape[-2:]) != self.shape:
             raise RuntimeError(
                 f"{plan.name}: expected the {self.shape[1]} streams of the layer before it, got {list(x.shape)}: "
@@ -132,9 +147,9 @@ class Chain:
         """
         plan, streams = connections_of(layer).plan, leaving_streams(layer, output)
         if streams.onward is not None:
-            self.ahead = (self.following[plan.name], keep_read(streams.x, streams.onward))
+            self.calls.ahead = (self.following[plan.name], keep_read(streams.x, streams.onward))
         if plan.last:
-            self.unfinished = False
+            self.calls.unfinished = False
             streams.hidden = reduce_streams(streams.x)  # for code that kept these streams inside the layer
             return plan.with_leaving(output, streams.hidden)
         return plan.with_leaving(output, self.send(streams.x))
@@ -143,7 +158,8 @@ class Chain:
         """Return the streams x for the next layer; outside a call of the owner, return their mean."""
         if self.staged or _is_traced():
             return x
-        if self.owner not in self.calls and torch._C._current_graph_task_id() == -1:  # outside recomputation too
+        called = self.owner in self.calls.modules
+        if not called and torch._C._current_graph_task_id() == -1:  # outside recomputation too
             state = reduce_streams(x)
             self.apart[state] = x
             return state
@@ -151,17 +167,18 @@ class Chain:
         if self.gives_states and x.requires_grad:
             anchor = reduce_streams(x)
             x = SumOfStates.apply(x, anchor)
-        self.sent.append((StorageWeakRef(x.untyped_storage()), anchor))
+        if called:
+            self.calls.sent.append((StorageWeakRef(x.untyped_storage()), anchor))
         return x
 
     def enter(self, module: nn.Module, args: Args, kwargs: Kwargs) -> None:
         """Note that a call of the owner, or of a module around the owner, begins (a hook before that module)."""
         if self.staged or _is_traced():
             return
-        if not self.calls:
-            self.gives_states, self.unfinished = False, False
-            self.sent.clear()
-        self.calls.append(module)
+        if not self.calls.modules:
+            self.gives_states = self.calls.unfinished = False
+            self.calls.sent.clear()
+        self.calls.modules.append(module)
         setting = getattr(getattr(module, "config", None), "output_hidden_states", False)
         self.gives_states |= bool(setting) or bool(kwargs.get("output_hidden_states"))
 
@@ -171,10 +188,10 @@ class Chain:
             return output
         if _is_traced():
             return self.reduce_by_name(module, output)
-        if module in self.calls:
-            del self.calls[self.calls.index(module) :]
-        if self.unfinished and output is not None:
-            self.unfinished = False
+        if module in self.calls.modules:
+            del self.calls.modules[self.calls.modules.index(module) :]
+        if self.calls.unfinished and output is not None:
+            self.calls.unfinished = False
             self.refuse_unfinished(module)
         if any(self.find_state(value) is not None for value in tree_leaves(output, is_leaf=_is_no_container)):
 
@@ -183,18 +200,18 @@ class Chain:
                 return value if state is None else state
 
             output = tree_map(reduce, output, is_leaf=_is_no_container)
-        if not self.calls:
-            self.sent.clear()
+        if not self.calls.modules:
+            self.calls.sent.clear()
         return output
 
     def find_state(self, value: object) -> Tensor | None:
         """Return the hidden state of a value that is a layer's streams; None for any other value."""
         if isinstance(value, Streams):
             return reduce_streams(value.x) if value.hidden is None else value.hidden
-        if not self.sent or not isinstance(value, Tensor) or (value.ndim, *value.shape[-2:]) != self.shape:
+        if not self.calls.sent or not isinstance(value, Tensor) or (value.ndim, *value.shape[-2:]) != self.shape:
             return None
         storage = StorageWeakRef(value.untyped_storage())
-        for sent, state in self.sent:
+        for sent, state in self.calls.sent:
             if storage == sent:
                 return state if state is not None and value.shape[:-2] == state.shape[:-1] else reduce_streams(value)
         return None
@@ -255,9 +272,9 @@ class Chain:
 
     def take_read(self, layer: nn.Module, x: Tensor) -> Read | None:
         """Return the sublayer input and the state that the previous layer has read from x for this layer, or None."""
-        if torch.compiler.is_compiling() or self.ahead is None:
+        if torch.compiler.is_compiling() or self.calls.ahead is None:
             return None
-        (reader, ahead), self.ahead = self.ahead, None
+        (reader, ahead), self.calls.ahead = self.calls.ahead, None
         return use_read(ahead, x) if reader is layer else None
 
     def _reduce_entries(self, value: Any, named: bool) -> Any:
