@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import jpmhc
-from jpmhc.diagnose.layers import stream_similarity
+from jpmhc.diagnose.layers import measure_streams, stream_similarity
 from tests.diagnose.models import StreamNet, TinyLanguageModel
 
 
@@ -142,3 +142,19 @@ def test_a_fresh_model_raises_no_alarm(mixer):
         model(torch.randn(5, 8))
     assert len(seen.records) == 1
     assert not seen.alarms
+
+
+def test_watching_a_compiled_model_compiles_the_model_alone():
+    torch.manual_seed(0)
+    model = StreamNet(mixer="sinkhorn")
+    traces = []
+
+    def keep(graph, inputs):
+        traces.extend(node.meta.get("stack_trace") or "" for node in graph.graph.nodes)
+        return graph.forward
+
+    with jpmhc.diagnose.watch(model, log=lambda step, numbers: None) as seen:
+        torch.compile(model, backend=keep)(torch.randn(5, 12))
+    assert len(seen.records) == 1
+    assert any(jpmhc.connections.__path__[0] in trace for trace in traces)
+    assert not any(measure_streams.__code__.co_filename in trace for trace in traces)

@@ -123,6 +123,8 @@ def test_the_trainer_logs_what_is_watched_at_its_steps(tmp_path):
         trainer.add_callback(WatchCallback(trainer, every=2))
         trainer.train(resume_from_checkpoint=resume)
         assert not any("watch" in str(hook) for hook in model._forward_hooks.values())
+    with pytest.raises(ValueError, match="WatchCallback takes the Trainer, got GPT2LMHeadModel"):
+        WatchCallback(model)
     steps, values = zip(*Tracker.seen)
     assert steps == (1, 3, 5)
     assert all(0 < value < 1 for value in values)

@@ -137,8 +137,8 @@ def _watching(
             log(seen.step, numbers)
 
     handles = [
-        model.register_forward_pre_hook(begin),
-        model.register_forward_hook(end, always_call=True),
+        model.register_forward_pre_hook(torch.compiler.disable(begin)),
+        model.register_forward_hook(torch.compiler.disable(end), always_call=True),
         register_optimizer_step_post_hook(note_step),
     ]
     try:

@@ -37,6 +37,8 @@ class WatchCallback(TrainerCallback):
     """
 
     def __init__(self, trainer: Trainer, every: int = 100) -> None:
+        if not isinstance(trainer, Trainer):
+            raise ValueError(f"WatchCallback takes the Trainer, got {type(trainer).__name__}: add it by add_callback")
         self.trainer, self.every = trainer, every
         self.watching = ExitStack()
         self.numbers: dict[str, float] = {}
