@@ -107,6 +107,14 @@ def test_layers_that_are_no_list_are_found():
     assert difference(model(inputs()), wrapped(inputs())) < EXACT
 
 
+def test_connections_that_were_made_in_inference_mode_are_trained():
+    model, x = Stack([Block(12)]), torch.randn(2, 6, 5)
+    with torch.inference_mode():
+        jpmhc.wrap(model, inputs=x)
+    model(x).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.blocks[0].hyper_connections.parameters())
+
+
 def test_a_model_that_is_one_layer():
     layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True, norm_first=True).eval()
     x = torch.randn(2, 6, 12)

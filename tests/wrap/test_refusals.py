@@ -151,6 +151,31 @@ def test_a_model_that_is_spread_over_processes_already(one_process):
     assert not any("hyper_connections" in name for name in model.state_dict())
 
 
+def test_a_model_inside_another_that_is_spread_over_processes_already(one_process):
+    outer = DistributedDataParallel(nn.Sequential(Stack([Block(12)])))
+    refused(outer.module[0], r"the model \(Distr.*\) is in DistributedDataParallel already, .*: wrap the plain model")
+    del outer
+    jpmhc.wrap(Stack([Block(12)]), inputs=X)
+
+
+def test_a_sharded_model_is_not_unwrapped_or_diagnosed(one_process):
+    model = jpmhc.wrap(Stack([Block(12)]), inputs=X)
+    fully_shard(model)
+    for refuse in (lambda: jpmhc.unwrap(model), lambda: jpmhc.diagnose(model, X, say=None)):
+        with pytest.raises(ValueError, match=r"the weights (of this \w+ )?are spread over processes: gather"):
+            refuse()
+
+
+def test_a_model_that_is_compiled_already():
+    refused(torch.compile(Stack([Block(12)]), backend="eager"), "the model is compiled already: wrap the plain model")
+    inner = nn.Sequential(Stack([Block(12)]))
+    inner[0].compile(backend="eager")
+    refused(inner, "^0 is compiled already: wrap the plain model first")
+    model = Stack([Block(12)])
+    model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
+    refused(model, r"blocks\.0 is compiled already")
+
+
 def test_an_addition_that_is_a_module_of_its_own_is_no_layer():
     model = Stack([Residual(), Residual()])
     refused(model, "blocks.0 .* only adds to it: the module that calls it is the layer", layers=model.blocks)

@@ -147,6 +147,11 @@ def check_model(model: nn.Module, arguments: Arguments) -> None:
     """Raise an error if the model is no module, weights are NaN, or inputs are empty or on another device."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be a torch.nn.Module, not a {type(model).__name__}")
+    if any(hasattr(tensor, "full_tensor") for tensor in model.parameters()):
+        raise ValueError(
+            "the weights are spread over processes: gather them by get_model_state_dict, load them into a model that "
+            "is not sharded, and diagnose that one"
+        )
     broken = [
         name
         for name, tensor in (*model.named_parameters(), *model.named_buffers())

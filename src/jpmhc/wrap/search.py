@@ -154,7 +154,7 @@ def _lists_in(module: nn.Module, name: str) -> Iterator[list[str]]:
 
 def _children_of(module: nn.Module, name: str) -> Iterator[list[str]]:
     """Yield one group: the names of a module's children that have children themselves."""
-    group = [f"{name}.{child}".lstrip(".") for child, inner in module.named_children() if any(inner.children())]
+    group = [f"{name}.{child}".lstrip(".") for child, inner in module.named_children() if [*inner.children()]]
     if group:
         yield group
 

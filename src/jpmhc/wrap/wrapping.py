@@ -1,6 +1,7 @@
 """wrap and unwrap: turn a model's residual additions into hyper-connections in place, and back."""
 
 import contextlib
+import gc
 import logging
 import sys
 import warnings
@@ -70,6 +71,7 @@ def wrap(
             "additions, or the plain layers of this one as layers="
         )
     _refuse_distributed(model)
+    _refuse_compiled(model, "")
     for name, parameter in model.named_parameters():
         if parameter.is_meta:
             raise ValueError(
@@ -82,9 +84,12 @@ def wrap(
         with contextlib.nullcontext() if inputs is not None else explaining_guess(model, kwargs):
             counts = comparison.begin()
         plans = plan_layers(model, None if layers is None else _names_of(model, layers), comparison.run)
+        for plan in plans:
+            _refuse_compiled(model, plan.name)
         _refuse_skipping(model, [plan.name for plan in plans])
         comparison.differentiate(plans[0])
-        install(model, recipe.make_connections(model, plans))
+        with torch.inference_mode(False):  # weights of inference mode could not be trained
+            install(model, recipe.make_connections(model, plans))
         try:
             comparison.check()
         except BaseException:
@@ -133,6 +138,11 @@ def unwrap(model: nn.Module, force: bool = False) -> nn.Module:
     wrapped = wrapped_layers(model) if isinstance(model, nn.Module) else {}
     if not wrapped:
         raise ValueError(f"this {type(model).__name__} is not wrapped")
+    if any(hasattr(p, "full_tensor") for connections in wrapped.values() for p in connections.parameters()):
+        raise ValueError(
+            f"the weights of this {type(model).__name__} are spread over processes: gather them by "
+            "get_model_state_dict, load them into a wrapped model that is not sharded, and unwrap that one"
+        )
     for name, connections in wrapped.items():
         changed = None if force else connections.first_changed()
         if changed is not None:
@@ -174,12 +184,32 @@ def _refuse_distributed(model: nn.Module) -> None:
     """Raise an error for a model inside DDP or FSDP, which would not synchronise or shard new connections."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     sharded = () if fsdp is None else (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)
-    for name, module in model.named_modules():
+    outer: list[nn.Module] = []
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        kinds = (DistributedDataParallel, *sharded[1:])
+        outer = [one for one in gc.get_objects() if issubclass(type(one), kinds) and model in one.modules()]
+    for name, module in [*model.named_modules(), *(("", one) for one in outer)]:
         if isinstance(module, (DistributedDataParallel, *sharded)):
             kind = "DistributedDataParallel" if isinstance(module, DistributedDataParallel) else "FSDP"
             raise ValueError(
                 f"{name or 'the model'} ({type(module).__name__}) is in {kind} already, which would not see the new "
                 f"connections: wrap the plain model first, and then put the wrapped model in {kind}"
+            )
+
+
+def _refuse_compiled(model: nn.Module, layer: str) -> None:
+    """Raise an error if a layer or a module around it is compiled, because compiled code would not see the streams.
+
+    A layer that was compiled in place, by its method `compile`, is compiled again with its streams.
+    """
+    parts = layer.split(".") if layer else []
+    for name in (".".join(parts[:depth]) for depth in range(len(parts) + 1)):
+        module = model.get_submodule(name)
+        in_place = module._compiled_call_impl is not None and (name != layer or not layer)
+        if in_place or hasattr(module, "_orig_mod"):
+            raise ValueError(
+                f"{name or 'the model'} is compiled already: wrap the plain model first, and then compile the wrapped "
+                "model"
             )
 
 
