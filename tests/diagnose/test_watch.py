@@ -158,3 +158,28 @@ def test_watching_a_compiled_model_compiles_the_model_alone():
     assert len(seen.records) == 1
     assert any(jpmhc.connections.__path__[0] in trace for trace in traces)
     assert not any(measure_streams.__code__.co_filename in trace for trace in traces)
+
+
+def test_an_optimizer_that_was_made_before_wrapping_is_a_warning():
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2, enable_nested_tensor=False
+    )
+    early, x = torch.optim.SGD(model.parameters(), 0.1), torch.randn(2, 3, 16)
+    jpmhc.wrap(model, inputs=x)
+
+    def count_warnings(*optimizers):
+        with (
+            warnings.catch_warnings(record=True) as warned,
+            jpmhc.diagnose.watch(model, log=lambda step, numbers: None),
+        ):
+            for _ in range(4):
+                model(x).square().mean().backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+        return sum("the optimizer does not have the weights of the hyper-conn" in str(one.message) for one in warned)
+
+    weights = [parameter for name, parameter in model.named_parameters() if "hyper_connections" in name]
+    assert count_warnings(early) == 1
+    assert count_warnings(early, torch.optim.SGD(weights, 0.1)) == 0
+    assert count_warnings(torch.optim.SGD(model.parameters(), 0.1)) == 0

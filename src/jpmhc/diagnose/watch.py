@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from jpmhc import checks
+from jpmhc.connections import HyperConnection
 from jpmhc.diagnose.layers import measure_streams
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, longest_chain, record_layers
 
@@ -59,8 +60,8 @@ def watch(
     A step begins with the first call of the model in train mode after a step of an optimizer that has the model's
     parameters; further calls before the next optimizer step (gradient accumulation) belong to the same step. The
     model's results, gradients and random numbers do not change. Steps that are not watched cost nothing. A warning is
-    given the first time that a number is not finite, that the product of the skips loses or stretches the streams
-    tenfold, or that a sublayer's output is ten times its input.
+    given if the optimizer lacks the connections' weights, and the first time that a number is not finite, that the
+    product of the skips loses or stretches the streams tenfold, or that a sublayer's output is ten times its input.
 
     Args:
         model: The model, whose hyper-connections are watched, or whose layers if it has no hyper-connections.
@@ -102,17 +103,31 @@ def _watching(
     seen = Watch(step=start)
     active: list[tuple[ExitStack, Recording]] = []
     stepped = True
+    untrained: set[int] | None = None  # the connections' weights, until one of them is in an optimizer that steps
 
     def note_step(optimizer: Optimizer, *ignored: Any) -> None:
-        nonlocal stepped
+        nonlocal stepped, untrained
+        if untrained is None:
+            maps = [module.map for module in model.modules() if isinstance(module, HyperConnection)]
+            untrained = {id(parameter) for one in maps for parameter in one.parameters() if parameter.requires_grad}
+        given = [parameter for group in optimizer.param_groups for parameter in group["params"]] if untrained else []
+        if any(id(parameter) in untrained for parameter in given):
+            untrained = set()
         if not stepped:  # only the first optimizer step after the model's call counts
             own = set(map(id, model.parameters()))
             stepped = any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
 
     def begin(module: nn.Module, given: Any) -> None:
-        nonlocal stepped
+        nonlocal stepped, untrained
         if not module.training or active or not stepped:
             return
+        if untrained:
+            untrained = set()
+            warnings.warn(
+                "the optimizer does not have the weights of the hyper-connections, which stay as they are: make it "
+                "after wrap, of jpmhc.parameter_groups(model, weight_decay)",
+                stacklevel=2,
+            )
         seen.step, stepped = seen.step + 1, False
         if (seen.step - 1) % every == 0:
             stack, recording = ExitStack(), Recording()
