@@ -313,3 +313,5 @@ def test_what_cannot_be_unwrapped_loaded_or_made_a_stage():
         jpmhc.unwrap(3)
     with pytest.raises(ValueError, match=r"takes a class such as AutoModelForCausalLM and then a folder, got 'there'"):
         jpmhc.load_wrapped("there", Stack)
+    with pytest.raises(ValueError, match="load_wrapped takes no streams=: the saved configuration says how"):
+        jpmhc.load_wrapped(types.SimpleNamespace(from_pretrained=None), "there", streams=2)

@@ -183,6 +183,8 @@ def load_wrapped(auto_class: Any, name_or_path: str | Path, *, mixer: Mixer | No
             "load_wrapped takes a class such as AutoModelForCausalLM and then a folder, got "
             f"{checks.quote(auto_class)} and {checks.quote(name_or_path)}"
         )
+    if "streams" in kwargs:
+        raise ValueError("load_wrapped takes no streams=: the saved configuration says how the model was wrapped")
     is_path = isinstance(name_or_path, Path) or name_or_path.startswith((".", "/", "~")) or name_or_path.count("/") > 1
     if is_path and not Path(name_or_path).is_dir():
         raise ValueError(f"there is no folder {name_or_path}")
