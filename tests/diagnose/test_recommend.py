@@ -114,6 +114,12 @@ def test_it_prints_as_a_table_with_its_assumptions():
     assert max(map(len, lines)) < 120
 
 
+def test_a_notebook_shows_every_mixer_also_one_with_a_long_name():
+    found = jpmhc.recommend(2, mixers=["cayley", "orthostochastic"])
+    assert all(one.mixer in found._repr_html_() for one in found.candidates)
+    assert len({len(line) for line in str(found).splitlines()[:3]}) == 1  # the columns are aligned
+
+
 def test_one_stream_and_large_drifts_are_refused():
     with pytest.raises(ValueError, match="one stream has nothing to mix: streams must be at least 2"):
         jpmhc.recommend(12, 1)

@@ -154,23 +154,26 @@ class Recommendation:
         return save_and_return(plot_recommendations([(len(self.best.gradient_gains), self)]), path)
 
     def _repr_html_(self) -> str:
-        heads, *rows = (line for line in str(self).splitlines() if line.startswith(" "))
-        table, text = "\n".join([heads, *rows]), f"{LEGEND} {self.assumptions}"
+        table, text = "\n".join(self._table()), f"{LEGEND} {self.assumptions}"
         return f"<pre style='font-family: monospace'>{html.escape(table)}</pre><p>{html.escape(text)}</p>"
 
     def __repr__(self) -> str:
         return f"Recommendation({', '.join(candidate.mixer for candidate in self.candidates)})"
 
     def __str__(self) -> str:
+        lines = self._table()
+        return "\n".join([*lines, *(textwrap.fill(text, len(lines[0])) for text in (LEGEND, self.assumptions))])
+
+    def _table(self) -> list[str]:
         heads = ("mixer", "J lost start", "J lost drift", "T lost", "γ first", "γ last", "until lost", "loss")
-        lines = ["".join(f"{head:>14}" for head in heads)]
+        longest = max(len(row.mixer) for row in self.candidates)
+        rows: list[tuple[str, ...]] = [heads]
         for row in self.candidates:
             shares = (f"{share:.1%}" for share in (row.collapsed_at_start, row.collapsed, row.collapsed_model))
             rest = (*row.gradient_gains[[0, -1]].tolist(), row.layers_until_collapse)
             loss = "–" if row.measured_loss is None else f"{row.measured_loss:+.3f}"
-            cells = (row.mixer, *shares, *(f"{value:.3g}" for value in rest), loss)
-            lines.append("".join(f"{cell:>14}" for cell in cells))
-        return "\n".join([*lines, *(textwrap.fill(text, len(lines[0])) for text in (LEGEND, self.assumptions))])
+            rows.append((row.mixer, *shares, *(f"{value:.3g}" for value in rest), loss))
+        return [f"{name:>{max(longest, 14)}}" + "".join(f"{cell:>14}" for cell in cells) for name, *cells in rows]
 
 
 @use_threads(1)
