@@ -59,6 +59,16 @@ def test_bad_input_is_named():
         orthogonal.project(torch.zeros(2, 3))
     with pytest.raises(ValueError, match="iterations must be a whole number, at least 1"):
         orthogonal.project(torch.zeros(3, 3), iterations=0)
+    with pytest.raises(ValueError, match=r"expected k of shape \[\.\.\., n, n\], got \[3, 4\]"):
+        orthogonal.cayley(torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize("make", [orthogonal.skew, orthogonal.cayley_of_entries])
+@pytest.mark.parametrize(("n", "given"), [(4, 5), (4, 7), (3, 6), (6, 6)])
+def test_a_wrong_number_of_entries_is_refused(make, n, given):
+    sentence = rf"a skew {n} × {n} matrix has {n * (n - 1) // 2} entries .*, got the shape \[2, {given}\]"
+    with pytest.raises(ValueError, match=sentence):
+        make(torch.randn(2, given), n)
 
 
 @pytest.mark.parametrize("n", [3, 4, 6])

@@ -50,7 +50,15 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
 
 def skew(entries: Tensor, n: int) -> Tensor:
     """Return the skew matrix with `entries` above the diagonal, row by row. [..., n(n-1)/2] → [..., n, n]"""
+    _check_entries(entries, n)
     return _make_skew(entries.unbind(-1), n, _above_diagonal(n)).squeeze(-3)
+
+
+def _check_entries(entries: Tensor, n: int) -> None:
+    """Raise a ValueError unless there is one entry for each place above the diagonal of an n × n matrix."""
+    needed, given = n * (n - 1) // 2, list(entries.shape)
+    if given[-1:] != [needed]:
+        raise ValueError(f"a skew {n} × {n} matrix has {needed} entries above its diagonal, got the shape {given}")
 
 
 def _above_diagonal(n: int) -> list[tuple[int, int]]:
@@ -71,6 +79,7 @@ def cayley_of_entries(entries: Tensor, n: int, iterations: int | None = None) ->
     """Return the Cayley transform of the matrix `skew(entries, n)`. [..., n(n-1)/2] → [..., n, n]"""
     if n != 4 or iterations is not None:
         return cayley(skew(entries, n), iterations)
+    _check_entries(entries, 4)
     k, dual = _make_skew(entries.unbind(-1), 4, _above_diagonal(4), _DUAL).unbind(-3)
     return _cayley_polynomial(k, dual)
 
@@ -80,6 +89,7 @@ def cayley(k: Tensor, iterations: int | None = None) -> Tensor:
 
     `iterations` is the number of the paper's iterations; None gives the exact transform.
     """
+    checks.square(k, "k")
     n = k.shape[-1]
     identity = torch.eye(n, dtype=k.dtype, device=k.device)
     if iterations is not None:
