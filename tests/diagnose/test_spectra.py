@@ -72,6 +72,10 @@ def test_shares_quantiles_and_distances():
     one, two = make_spectrum([[1.0, 2.0]], [[0.5, 0.5]]), make_spectrum([[1.0, 3.0]], [[0.25, 0.75]])
     assert one.wasserstein(two) == pytest.approx(0.25 + 0.75)
     assert one.kolmogorov(two) == pytest.approx(0.75)
+    assert one.quantile(1) == 2.0
+    for probability in (-0.1, 1.5, [0.1, 0.5]):
+        with pytest.raises(ValueError, match=r"a quantile's probability must lie in \[0, 1\], got"):
+            one.quantile(probability)
     np.testing.assert_allclose(np.unique(two.squares(100)), [1, 9])
     assert int((two.squares(100) == 9).sum()) == 75
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jpmhc import checks
 from jpmhc.spectra.density import COLLAPSED
 from jpmhc.spectra.sublayers import gauss_nodes, jacobi_matrix
 
@@ -80,6 +81,7 @@ class Spectrum:
 
     def quantile(self, probability: float) -> float:
         """Return the singular value below which the share `probability` of all singular values lies."""
+        checks.inside(probability, "[0, 1]", "a quantile's probability")
         if self.exact or self.side == "middle":
             values, weights = self._pooled()
             if not self.exact:  # below the first node, the share falls from the node's to zero at the floor
