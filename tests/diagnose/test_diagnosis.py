@@ -12,6 +12,7 @@ from jpmhc.diagnose import measure, run
 from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.recursive import RecursiveCore
 from tests.diagnose.models import Residual, StreamNet, TinyLanguageModel, linear_network, make_mlp
+from tests.own import Shrinking
 
 
 def test_the_plan_is_said_before_and_the_verdict_has_five_sentences():
@@ -44,6 +45,23 @@ def test_a_healthy_network_is_called_healthy():
     assert found.verdict[1].startswith("No collapse")
     assert found.verdict[2].startswith("Nothing explodes")
     assert "gradients reach all layers alike" in found.verdict[3]
+
+
+class Halving(Shrinking):
+    def forward(self, logits):
+        return super().forward(logits) / 2
+
+
+def test_skips_that_shrink_every_stream_are_called_the_cause():
+    torch.manual_seed(0)
+    connections = [jpmhc.HyperConnection(make_mlp(24), 24, 4, Halving(4), index=k) for k in range(6)]
+    stack = jpmhc.HyperConnectionStack(connections, expand=True, reduce=True)
+    found = jpmhc.diagnose(stack, torch.randn(1, 2, 24), tokens=1, say=None)
+    assert float(found.streams.product[0]) == pytest.approx(1 / 64)
+    assert found.verdict[1].endswith(
+        "are lost: the skips' product shrinks every stream to at most 0.016 of its size, and the sublayers' outputs "
+        "outweigh what is left."
+    )
 
 
 def test_many_streams_do_not_hide_that_the_models_own_map_is_not_as_predicted():

@@ -245,13 +245,21 @@ def _collapse(diagnosis: Diagnosis) -> str:
         amount = "nothing" if lost < 5e-4 else "hardly anything"  # a smaller share prints as 0.0 %
         return f"{first}; between the streams {amount} is lost ({lost:.1%})."
     smallest, largest = (float(diagnosis.streams.product[index]) for index in (-1, 0))
-    losses = (
-        "differences between streams, which the skips forget (their product shrinks them to "
-        f"{smallest:.2g}), while the mean stream passes with weight {diagnosis.streams.direct:.2g}"
-        if smallest < COLLAPSED * largest
-        else "not the skips' doing (their product keeps every stream difference above "
-        f"{smallest:.2g}): sublayers or norms cancel them"
-    )
+    if smallest < COLLAPSED * largest:
+        losses = (
+            "differences between streams, which the skips forget (their product shrinks them to "
+            f"{smallest:.2g}), while the mean stream passes with weight {diagnosis.streams.direct:.2g}"
+        )
+    elif largest < COLLAPSED:
+        losses = (
+            f"the skips' product shrinks every stream to at most {largest:.2g} of its size, and the sublayers' outputs "
+            "outweigh what is left"
+        )
+    else:
+        losses = (
+            "not the skips' doing (their product keeps every stream difference above "
+            f"{smallest:.2g}): sublayers or norms cancel them"
+        )
     return f"{first}; of the streams' directions {lost:.0%} are lost: {losses}."
 
 
