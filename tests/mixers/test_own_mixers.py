@@ -7,7 +7,7 @@ from torch import nn
 import jpmhc
 from jpmhc import spectra
 from jpmhc.mixers import get_mixer, make_mixer
-from tests.own import SQUARED_RELU, Shrinking
+from tests.own import SQUARED_RELU, Shrinking, Weighted
 
 
 def test_a_class_of_ones_own_is_found_by_its_module():
@@ -45,15 +45,16 @@ def test_a_name_that_leads_nowhere_is_one_sentence(name, sentence):
 class Misshapen(Shrinking):
     """A mixer whose `start` or `forward` does not keep to the number of logits or streams."""
 
-    def __init__(self, streams, begun=1, size=4):
+    def __init__(self, streams, begun=1, size=3, double=False):
         super().__init__(streams)
-        self.begun, self.size = begun, size
+        self.begun, self.size, self.wide = begun, size, double
 
     def start(self):
         return torch.zeros(self.begun)
 
     def forward(self, logits):
-        return super().forward(logits)[..., : self.size, : self.size]
+        matrices = super().forward(logits)[..., : self.size, : self.size]
+        return matrices.double() if self.wide else matrices
 
 
 @pytest.mark.parametrize(
@@ -61,6 +62,7 @@ class Misshapen(Shrinking):
     [
         (Misshapen(4, begun=3), r"Misshapen.start must return 1 logits, got the shape \[3\]"),
         (Misshapen(4, size=2), r"Misshapen must turn logits \[2, 1\] into matrices \[2, 4, 4\], got \[2, 2, 2\]"),
+        (Misshapen(4, size=4, double=True), "matrices of its logits' type torch.float32, got torch.float64"),
         (Shrinking(3), "the mixer is for 3 streams, the connection has 4"),
         (Shrinking, r"or a Mixer, got .*Shrinking.*: give an object, Shrinking\(…\)"),
     ],
@@ -68,6 +70,18 @@ class Misshapen(Shrinking):
 def test_a_mixer_that_does_not_fit_is_refused_by_the_connection(mixer, sentence):
     with pytest.raises(ValueError, match=sentence):
         jpmhc.HyperConnection(nn.Identity(), 8, 4, mixer)
+
+
+def test_random_matrices_of_another_size_are_refused():
+    with pytest.raises(ValueError, match=r"Misshapen must draw matrices \[5, 4, 4\] for 4 streams, got \[5, 3, 3\]"):
+        spectra.Network.from_mixer(Misshapen, 5, 0.1, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_mixer_with_weights_of_its_own_is_taken_in_their_precision(dtype):
+    mixer = Weighted(4).to(dtype)
+    with torch.device("meta"):  # as in a model that is being loaded
+        assert jpmhc.HyperConnection(nn.Identity(), 8, 4, mixer).mixer is mixer
 
 
 def test_an_activation_of_ones_own_goes_where_a_name_goes():

@@ -9,7 +9,7 @@ import torch
 import jpmhc
 from jpmhc.wrap.comparison import default_inputs
 from jpmhc.wrap.layers import wrapped_layers
-from tests.own import Shrinking
+from tests.own import Shrinking, Weighted
 from tests.wrap.models import WITHOUT, difference, disturb, tiny
 
 transformers = pytest.importorskip("transformers", reason=WITHOUT)
@@ -291,7 +291,7 @@ def test_a_mixer_of_ones_own_is_said_when_wrapping_and_given_when_loading(tmp_pa
         model = jpmhc.wrap(tiny("gpt2"), mixer=Shrinking(4))
     disturb(model).save_pretrained(tmp_path)
     with pytest.raises(
-        ValueError, match=r"wrapped with the mixer Shrinking, which is not one of .*mixer=Shrinking\(…\)$"
+        ValueError, match=r"wrapped with the mixer Shrinking, which a configuration .*mixer=Shrinking\(…\)$"
     ):
         jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path)
     with pytest.raises(ValueError, match=r"mixer=Shrinking\(…\), not Sinkhorn"):
@@ -304,3 +304,16 @@ def test_a_mixer_of_ones_own_is_said_when_wrapping_and_given_when_loading(tmp_pa
     jpmhc.wrap(tiny("gpt2")).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="mixer= is for a mixer of your own"):
         jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path, mixer=Shrinking(4))
+
+
+@pytest.mark.parametrize("kind", [Weighted, jpmhc.mixers.Permutation])
+def test_a_mixer_with_tensors_of_its_own_is_loaded_with_them(tmp_path, kind):
+    with pytest.warns(UserWarning, match=f"cannot describe the mixer {kind.__name__}"):
+        model = disturb(jpmhc.wrap(tiny("gpt2"), mixer=kind(4)))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"with the mixer {kind.__name__}, which a configuration cannot describe"):
+        jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path)
+    loaded = jpmhc.load_wrapped(transformers.AutoModelForCausalLM, tmp_path, mixer=kind(4))
+    assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in model.state_dict().items())
+    inputs = default_inputs(model)
+    assert difference(model(**inputs).logits, loaded(**inputs).logits) < 1e-6

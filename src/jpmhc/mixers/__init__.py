@@ -92,20 +92,26 @@ def make_mixer(mixer: str | Mixer, streams: int, dynamic: bool = True) -> Mixer:
     if mixer.streams != streams:
         raise ValueError(f"the mixer is for {mixer.streams} streams, the connection has {streams}")
     if type(mixer) not in MIXERS.values():
-        _check_shapes(mixer)
+        _check_own(mixer)
     return mixer
 
 
 @torch.no_grad()
-def _check_shapes(mixer: Mixer) -> None:
-    """Raise a ValueError if `start` or `forward` of a user's own mixer returns a tensor of the wrong shape."""
+def _check_own(mixer: Mixer) -> None:
+    """Raise a ValueError if `start` or `forward` of a user's own mixer returns a tensor of the wrong shape or type."""
     kind, logits, n = type(mixer).__name__, mixer.logits, mixer.streams
-    start = mixer.start()
-    if tuple(start.shape) != (logits,):
-        raise ValueError(f"{kind}.start must return {logits} logits, got the shape {list(start.shape)}")
-    shape = list(mixer(start.expand(2, -1)).shape)
-    if shape != [2, n, n]:
-        raise ValueError(f"{kind} must turn logits [2, {logits}] into matrices [2, {n}, {n}], got {shape}")
+    tensors = [*mixer.parameters(), *mixer.buffers()]
+    with torch.device(tensors[0].device if tensors else "cpu"):  # a model that is being loaded is on the meta device
+        start = mixer.start()
+        if tuple(start.shape) != (logits,):
+            raise ValueError(f"{kind}.start must return {logits} logits, got the shape {list(start.shape)}")
+        dtype = torch.float64 if torch.float64 in (start.dtype, *(one.dtype for one in tensors)) else torch.float32
+        matrices = mixer(start.to(dtype).expand(2, -1))
+    if list(matrices.shape) != [2, n, n]:
+        given = list(matrices.shape)
+        raise ValueError(f"{kind} must turn logits [2, {logits}] into matrices [2, {n}, {n}], got {given}")
+    if matrices.dtype != dtype:
+        raise ValueError(f"{kind} must return matrices of its logits' type {dtype}, got {matrices.dtype}")
 
 
 def sample_skips(
@@ -125,4 +131,8 @@ def sample_skips(
         checks.choice(name, [*MIXERS, *ENSEMBLES, "MODULE:CLASS"], "random skip")
         mixer = ENSEMBLES.get(name) or MIXERS[name]
     check_stream_count(mixer, streams)
-    return mixer.sample(streams, shape, generator=generator)
+    skips = mixer.sample(streams, shape, generator=generator)
+    if mixer not in MIXERS.values() and skips.shape != (*shape, streams, streams):
+        given, needed = list(skips.shape), [*shape, streams, streams]
+        raise ValueError(f"{mixer.__name__} must draw matrices {needed} for {streams} streams, got {given}")
+    return skips

@@ -116,7 +116,7 @@ def _read_mixer(described: str | dict[str, Any] | None, mixer: Mixer | None) -> 
         if mixer is None or type(mixer).__name__ != own:
             other = type(mixer).__name__ if isinstance(mixer, Mixer) else repr(mixer)
             raise ValueError(
-                f"the model was wrapped with the mixer {own}, which is not one of jpmhc's: give load_wrapped "
+                f"the model was wrapped with the mixer {own}, which a configuration cannot describe: give load_wrapped "
                 f"mixer={own}(…)" + ("" if mixer is None else f", not {other}")
             )
         settings, _ = _read_settings(mixer)
@@ -138,7 +138,7 @@ def _describe_mixer(mixer: str | Mixer) -> str | dict[str, Any]:
     if isinstance(mixer, str):
         return mixer
     settings, complete = _read_settings(mixer)
-    if complete and MIXERS.get(mixer.name) is type(mixer):
+    if complete and type(mixer) in MIXERS.values():
         return {"name": mixer.name, "settings": settings}
     return {"name": type(mixer).__name__, "settings": None, "known": settings}
 
