@@ -42,6 +42,22 @@ def test_steps_follow_the_formula(shapes):
         assert (weight.double() - truth).norm() <= 1e-5 * truth.norm()
 
 
+def test_weights_of_every_precision_follow_the_formula():
+    """Beside each other in one group; the momentum and the weight round to the weight's own precision."""
+    errors = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+    generator = torch.Generator().manual_seed(0)
+    start, gradients = torch.randn(6, 4, generator=generator), torch.randn(4, 6, 4, generator=generator)
+    weights = [torch.nn.Parameter(start.to(dtype, copy=True)) for dtype in errors]
+    optimiser = NorMuon(weights, lr=0.3, betas=(0.9, 0.8))
+    for gradient in gradients:
+        for weight in weights:
+            weight.grad = gradient.to(weight.dtype)
+        optimiser.step()
+    steps = formula(start, gradients, 0.3, 0.9, 0.8, 0.0) - start
+    for weight, error in zip(weights, errors.values()):
+        assert (weight.double() - start - steps).norm() <= error * steps.norm()
+
+
 def test_singular_values_come_near_one():
     generator = torch.Generator().manual_seed(0)
     values = torch.linalg.svdvals(orthogonalise(torch.randn(3, 20, 30, generator=generator)))

@@ -48,11 +48,11 @@ class NorMuon(GroupwiseOptimizer):
                     raise ValueError(f"NorMuon is for matrices, not for a parameter of shape {tuple(matrix.shape)}")
 
     def update_group(self, group: ParameterGroup) -> None:
-        shapes: dict[tuple[torch.Size, torch.device], list[Tensor]] = {}
+        alike: dict[tuple[torch.Size, torch.device, torch.dtype], list[Tensor]] = {}
         for matrix in group["params"]:
             if matrix.grad is not None:
-                shapes.setdefault((matrix.shape, matrix.device), []).append(matrix)
-        for matrices in shapes.values():
+                alike.setdefault((matrix.shape, matrix.device, matrix.dtype), []).append(matrix)
+        for matrices in alike.values():
             self._move(matrices, group["lr"], group["betas"], group["weight_decay"])
 
     def _move(
@@ -68,7 +68,7 @@ class NorMuon(GroupwiseOptimizer):
         torch._foreach_lerp_(momenta, gradients, 1 - betas[0])
         updates = torch.stack(torch._foreach_lerp(gradients, momenta, betas[0]))
         orthogonal = orthogonalise(updates).float().contiguous()
-        squares = torch.stack([state["squares"] for state in states])
+        squares = torch.stack([state["squares"] for state in states]).float()
         squares.lerp_(orthogonal.square().mean(-1, keepdim=True), 1 - betas[1])
         torch._foreach_copy_([state["squares"] for state in states], list(squares.unbind()))
         scaled = orthogonal / (squares.sqrt() + _SMALL)
