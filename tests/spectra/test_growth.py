@@ -74,3 +74,7 @@ def test_one_per_cent_off_the_diagonal_lasts_173_layers():
     assert layers_until_collapse(skip.unsqueeze(0)) == pytest.approx(math.log(0.1) / math.log(1 - 0.04 / 3))
     assert round(layers_until_collapse(skip.unsqueeze(0))) in (171, 172, 173)
     assert layers_until_collapse(torch.eye(4, dtype=torch.float64).unsqueeze(0)) == math.inf
+    with pytest.raises(ValueError, match="skips must be finite, without NaN or infinity"):
+        layers_until_collapse(torch.full((1, 4, 4), math.nan))
+    with pytest.raises(ValueError, match=r"expected skips of shape \[\.\.\., n, n\], got \[2, 4, 3\]"):
+        layers_until_collapse(torch.ones(2, 4, 3))

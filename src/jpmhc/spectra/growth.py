@@ -113,7 +113,8 @@ def layers_until_collapse(skips: Tensor, threshold: float = 0.1) -> float:
     >>> round(layers_until_collapse(skip[None].double()), 1)
     10.3
     """
-    n = skips.shape[-1]
+    skips = checks.real_tensor(skips, "skips")
+    n = checks.square(skips, "skips")
     rate = float(torch.linalg.slogdet(skips).logabsdet.mean()) / max(1, n - 1)
     return math.log(checks.positive_number(threshold, "the threshold")) / rate if rate < -1e-9 else math.inf
 
