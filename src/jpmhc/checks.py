@@ -19,7 +19,8 @@ import operator
 import os
 import reprlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from types import FunctionType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -82,6 +83,52 @@ def inside(value: float | None, interval: str, name: str) -> None:
     above = _is_number(value) and (low < value or (low == value and interval[0] == "["))
     if not (above and (value < high or (value == high and interval[-1] == "]"))):
         raise ValueError(f"{name} must lie in {interval}, got {quote(value)}")
+
+
+# Types of settings for `fields`.
+Count = Annotated[int, whole_number]
+Positive = Annotated[float, positive_number]
+NonNegative = Annotated[float, "[0, inf)"]
+Share = Annotated[float, "[0, 1]"]
+Decay = Annotated[float, "[0, 1)"]  # of a running mean, per step
+
+
+def fields(settings: object) -> None:
+    """Check the fields of a dataclass: raise a ValueError for a value that the annotation of its type does not allow.
+
+    The annotation is a check of this module, or an interval for `inside`. Fields that are None are not checked.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Schedule:
+    ...     steps: Count
+    ...     drops: tuple[Annotated[float, "(0, 1)"], ...] = ()
+    >>> fields(Schedule(10, (0.5, 1.5)))
+    Traceback (most recent call last):
+    ValueError: drops must lie in (0, 1), got 1.5
+    """
+    for name, hint in get_type_hints(type(settings), include_extras=True).items():
+        if hasattr(settings, name):
+            _check_type(getattr(settings, name), hint, name)
+
+
+def _check_type(value: Any, hint: Any, name: str) -> None:
+    if value is None:
+        return
+    inner = get_args(hint)
+    if get_origin(hint) is Annotated:
+        _check_type(value, inner[0], name)
+        for rule in hint.__metadata__:
+            if isinstance(rule, FunctionType):
+                rule(value, name)
+            elif isinstance(rule, str):
+                inside(value, rule, name)
+    elif get_origin(hint) is tuple:
+        for one in value:
+            _check_type(one, inner[0], name)
+    else:
+        for arm in inner if type(None) in inner else ():
+            _check_type(value, arm, name)
 
 
 def sizes(value: Sequence[int], name: str) -> tuple[int, ...]:

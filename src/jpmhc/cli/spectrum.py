@@ -18,6 +18,7 @@ import tyro
 from torch import Tensor
 
 from jpmhc import checks
+from jpmhc.checks import Count, Positive
 from jpmhc.cli.command import make_main
 from jpmhc.cli.output import StageProgress, result_folder, warnings_in_one_line
 from jpmhc.paper.methods import METHODS, WITHOUT_DENSITY, transform
@@ -60,15 +61,15 @@ class Query:
     # as .csv.
     matrix: Path | None = None
     # Number of layers L.
-    depth: Annotated[int | None, _unset(f"{DEPTH}, or the number of matrices in --matrix")] = None
-    streams: Annotated[int | None, _unset(STREAMS)] = None  # Number of streams n of random skips.
+    depth: Annotated[Count | None, _unset(f"{DEPTH}, or the number of matrices in --matrix")] = None
+    streams: Annotated[Count | None, _unset(STREAMS)] = None  # Number of streams n of random skips.
     noise: Annotated[float | None, _unset(NOISE)] = None  # Lσ², the noise variance of all layers together.
     activation: str | None = None  # Take the noise of each layer from this activation and --weight-scale instead.
     weight_scale: Annotated[float | None, _unset(1)] = None  # σ_w of the sublayers' weights, with --activation.
     input_variance: Annotated[float | None, _unset(1)] = None  # Mean square of the network's input, with --activation.
     # Number of random draws of the activation's slopes to average over, with --activation. 1 uses the slopes' mean
     # square instead, which takes seconds instead of minutes and is right if each layer's noise is small.
-    paths: Annotated[int | None, _unset(1)] = None
+    paths: Annotated[Count | None, _unset(1)] = None
     # Noise of the true hyper-connection block, which reads the mean of the streams and writes to all streams, instead
     # of noise that is the same in every direction.
     block: bool = False
@@ -76,14 +77,14 @@ class Query:
     seed: int = 0  # Seed of random skips and samples.
     # chain is exact. The other methods are the paper's, and each warns where it is not exact.
     method: Annotated[str, tyro.conf.arg(metavar=f"{{{_METHOD_NAMES}}}")] = EXACT_METHOD
-    eta: Annotated[float | None, _unset("--relative-eta times x")] = None  # A fixed smoothing of the density.
+    eta: Annotated[Positive | None, _unset("--relative-eta times x")] = None  # A fixed smoothing of the density.
     # The smoothing as a fraction of the squared singular value x.
-    relative_eta: Annotated[float | None, _unset(RELATIVE_ETA)] = None
+    relative_eta: Annotated[Positive | None, _unset(RELATIVE_ETA)] = None
     refine: Literal["richardson", "richardson-paper", "aaa"] | None = None  # Extrapolation of the density to eta = 0.
     simulate: bool = False  # Also sample networks, and print their distances from the prediction.
-    samples: Annotated[int | None, _unset(SAMPLES)] = None  # Number of sampled networks, with --simulate.
+    samples: Annotated[Count | None, _unset(SAMPLES)] = None  # Number of sampled networks, with --simulate.
     # Number of features per stream of sampled networks, with --simulate.
-    width: Annotated[int | None, _unset(WIDTH)] = None
+    width: Annotated[Count | None, _unset(WIDTH)] = None
     device: Literal["cpu", "cuda"] = "cpu"  # Device for the computation: cpu or cuda.
 
     def __post_init__(self) -> None:
@@ -104,11 +105,7 @@ class Query:
             refuse("and the fixed --eta exclude each other", relative_eta=self.relative_eta)
         if not self.simulate:
             refuse("describes sampled networks and needs --simulate", samples=self.samples, width=self.width)
-        for name in ("depth", "streams", "samples", "width", "paths"):
-            checks.optional_whole_number(getattr(self, name), name)
-        for name in ("eta", "relative_eta"):
-            if getattr(self, name) is not None:
-                checks.positive_number(getattr(self, name), name)
+        checks.fields(self)
         checks.choice(self.method, (EXACT_METHOD, *METHODS), "method")
 
     def network(self) -> Network:

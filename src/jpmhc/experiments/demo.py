@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import jpmhc
 from jpmhc import checks
+from jpmhc.checks import Count, Positive
 from jpmhc.machine import use_threads
 
 PLAIN = "plain"
@@ -33,20 +34,18 @@ class DemoConfig:
 
     mixers: tuple[str, ...] = ("rotation", "cayley", "sinkhorn", "unconstrained")
     """Mixers to compare with the plain residual network."""
-    depth: int = 48  # Number of layers of the stack.
-    dim: int = 32  # Width of one stream.
-    streams: int = 4  # Number of parallel residual streams.
-    steps: int = 80  # Training steps per run.
-    batch: int = 64  # Examples per step.
-    learning_rate: float = 2e-3  # Learning rate of AdamW.
-    seeds: int = 3  # Number of runs per mixer, each with its own weights and batches.
+    depth: Count = 48  # Number of layers of the stack.
+    dim: Count = 32  # Width of one stream.
+    streams: Count = 4  # Number of parallel residual streams.
+    steps: Count = 80  # Training steps per run.
+    batch: Count = 64  # Examples per step.
+    learning_rate: Positive = 2e-3  # Learning rate of AdamW.
+    seeds: Count = 3  # Number of runs per mixer, each with its own weights and batches.
     seed: int = 0  # Seed of the task and of the first run.
-    workers: int | None = None  # Number of processes that train at the same time; None: one per core, at most four.
+    workers: Count | None = None  # Number of processes that train at the same time; None: one per core, at most four.
 
     def __post_init__(self) -> None:
-        for name in ("depth", "dim", "streams", "steps", "batch", "seeds", "workers"):
-            checks.optional_whole_number(getattr(self, name), name)
-        checks.positive_number(self.learning_rate, "learning_rate")
+        checks.fields(self)
         checks.fits_memory(64 * self.depth * self.dim**2, f"training {self.depth} layers of width {self.dim}")
         if not self.mixers:
             raise ValueError(f"mixers must name at least one mixer, such as {', '.join(DemoConfig.mixers)}")

@@ -279,7 +279,7 @@ def test_an_arm_may_be_a_mixer_of_ones_own(tmp_path):
         ({"arms": ("cayley:rank=2",)}, "the mixer cayley has no mixer_rank: it has mixer_iterations, mixer_scale"),
         ({"arms": ("permutation:basis=nowhere",)}, "nowhere cannot be read"),
         ({"seeds": (1, 1)}, "seeds must be one or more, each named once, not 1 1"),
-        ({"learning_rates": (0.0,)}, "each learning rate must be positive"),
+        ({"learning_rates": (0.0,)}, "learning_rates must be positive"),
         ({"processes": 0}, "processes must be"),
         ({"minutes": 0.0}, "minutes must be positive"),
     ],

@@ -9,12 +9,13 @@ from typing import Literal, TypedDict
 import torch
 
 from jpmhc import checks
+from jpmhc.checks import Count, Positive
 from jpmhc.experiments.comparison import folder
 from jpmhc.experiments.comparison.experiment import PLAIN, Experiment, Job, Run, Show, sort_options
 from jpmhc.experiments.comparison.language import LanguageExperiment
 from jpmhc.experiments.comparison.queue import Queue, work_alone, work_together
 from jpmhc.experiments.comparison.statistics import ArmSummary, EqualMeans, compare_means, summarize
-from jpmhc.experiments.tasks import counter
+from jpmhc.experiments.tasks.counter import Seed
 from jpmhc.experiments.training.run_folder import explaining_write_errors, lock_folder
 from jpmhc.mixers import MIXERS
 
@@ -26,14 +27,14 @@ class Comparison:
     experiment: Experiment = field(default_factory=LanguageExperiment)  # The experiment that all runs repeat.
     arms: tuple[str, ...] = (PLAIN, *MIXERS)
     """Arms to train: plain, or a mixer, and options such as cayley:streams=2,read=sigmoid. More can be added later."""
-    learning_rates: tuple[float, ...] = ()
+    learning_rates: tuple[Positive, ...] = ()
     """Learning rates. The first seed is trained with all learning rates, the other seeds with the arm's best one. If
     none is named, the experiment's default is used."""
-    seeds: tuple[int, ...] = (0,)  # Seeds of initial weights and of the order of the data. More can be added later.
+    seeds: tuple[Seed, ...] = (0,)  # Seeds of initial weights and of the order of the data. More can be added later.
     baselines: tuple[str, ...] = (PLAIN, "identity")
     """Arms whose losses are subtracted from the others' seed by seed; arms that were not trained are left out."""
-    processes: int = 1  # Number of runs trained at the same time, on the same GPU.
-    minutes: float | None = None
+    processes: Count = 1  # Number of runs trained at the same time, on the same GPU.
+    minutes: Positive | None = None
     """Time limit of the command. No run is started that cannot end in time, and unfinished runs are saved for the next
     command."""
     device: Literal["auto", "cpu", "cuda"] = "auto"  # Device to train on.
@@ -43,18 +44,12 @@ class Comparison:
     def __post_init__(self) -> None:
         for name in ("arms", "baselines"):
             object.__setattr__(self, name, tuple(map(sort_options, getattr(self, name))))
-        checks.whole_number(self.processes, "processes")
-        if self.minutes is not None:
-            checks.positive_number(self.minutes, "minutes")
+        checks.fields(self)
         for name, values in (("arms", self.arms), ("seeds", self.seeds), ("learning rates", self.rates)):
             if not values or len(set(values)) < len(values):
                 raise ValueError(
                     f"{name} must be one or more, each named once, not {' '.join(map(str, values)) or 'none'}"
                 )
-        for rate in self.rates:
-            checks.positive_number(rate, "each learning rate")
-        for seed in self.seeds:
-            counter.refuse_seed(seed, "each seed")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("device=cuda was asked for, but PyTorch sees no CUDA device")
         self.experiment.check(self.arms)

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from jpmhc import checks
+from jpmhc.checks import Count, Decay, NonNegative, Positive
 from jpmhc.connections import parameter_groups
 from jpmhc.diagnose import diagnose
 from jpmhc.diagnose.record import Recording, find_layers, record_layers
@@ -39,7 +40,6 @@ from jpmhc.files import replacing
 from jpmhc.mixers import MIXERS
 
 WIDE, LONG = f"{PLAIN}-wide", f"{PLAIN}-long"
-_COUNTS = ("batch", "steps", "evaluate_every", "validation_rows", "final_validation_rows", "epochs")
 _LOOK = 20  # steps between checks of the clock and of the loss, which wait for the device
 _SAVE_SECONDS = 300.0  # between checkpoints
 _MIXING_ROWS = 2
@@ -62,26 +62,26 @@ class LanguageExperiment(Experiment):
     tokens: Path = Path("out/tokens")  # Folder with the tokens of the text.
     model: DecoderConfig = field(default_factory=lambda: DecoderConfig(streams=4))
     """The decoder; its fields are options without the prefix "model."."""
-    batch: int = 32  # Rows per step.
-    steps: int = 1800  # Optimiser steps.
-    epochs: int = 1  # Number of times that training may read each token.
-    lr: float = 2e-3
+    batch: Count = 32  # Rows per step.
+    steps: Count = 1800  # Optimiser steps.
+    epochs: Count = 1  # Number of times that training may read each token.
+    lr: Positive = 2e-3
     """Highest learning rate, unless the comparison names others. The rate rises linearly during the warm-up and then
     falls to a tenth along a cosine."""
-    warmup: int = 200  # Number of steps in which the learning rate rises.
+    warmup: Annotated[int, "[0, inf)"] = 200  # Number of steps in which the learning rate rises.
     optimizer: Literal["adamw", "muon"] = "adamw"
     """Optimiser of the matrices in attention and feed-forward layers; all other parameters have AdamW."""
-    betas: tuple[float, float] = (0.9, 0.95)  # Decay of AdamW's moments.
-    weight_decay: float = 0.1  # Decoupled weight decay of matrices; mixing logits and other vectors do not decay.
+    betas: tuple[Decay, Decay] = (0.9, 0.95)  # Decay of AdamW's moments.
+    weight_decay: NonNegative = 0.1  # Decoupled weight decay of matrices; mixing logits and other vectors do not decay.
     decay_everything: bool = False  # Whether mixing logits and other vectors decay, too.
-    clip: float = 1.0  # Norm to which larger gradients are clipped.
-    time_factor: float = 1.5
+    clip: Positive = 1.0  # Norm to which larger gradients are clipped.
+    time_factor: Positive = 1.5
     """Steps of the arm plain-long for each step of the other arms. Choose the time of a step with streams divided by
     the time of a plain step."""
-    evaluate_every: int = 300  # Steps between measurements on validation text.
-    validation_rows: int = 256  # Rows of validation text for each measurement during training.
-    final_validation_rows: int = 2048  # Rows of validation text for the measurement at the end.
-    diagnose_seconds: float = 0.0
+    evaluate_every: Count = 300  # Steps between measurements on validation text.
+    validation_rows: Count = 256  # Rows of validation text for each measurement during training.
+    final_validation_rows: Count = 2048  # Rows of validation text for the measurement at the end.
+    diagnose_seconds: NonNegative = 0.0
     """Seconds for measuring the Jacobian of each trained decoder on one row of validation text; 0: not measured."""
     compile: Literal["auto", "no", "default", "reduce-overhead"] = "auto"
     """Mode of torch.compile; auto means default on CUDA and no elsewhere."""
@@ -95,14 +95,7 @@ class LanguageExperiment(Experiment):
         return self
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            checks.whole_number(getattr(self, name), name)
-        for name in ("warmup", "weight_decay", "diagnose_seconds"):
-            checks.inside(getattr(self, name), "[0, inf)", name)
-        for name in ("lr", "clip", "time_factor"):
-            checks.positive_number(getattr(self, name), name)
-        for beta in self.betas:
-            checks.inside(beta, "[0, 1)", "betas")
+        checks.fields(self)
         checks.choice(self.optimizer, ("adamw", "muon"), "optimizer")
 
     def settings(self) -> dict[str, object]:

@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from jpmhc import checks, files
+from jpmhc.checks import Count, Positive
 from jpmhc.experiments.evaluation.scores import Answers, Metrics, RowScorer
 from jpmhc.experiments.evaluation.votes import AnsweredTest
 from jpmhc.experiments.models.losses import row_cross_entropy
 from jpmhc.experiments.models.recursive import Prediction, RecursiveModel, refuse_device
 from jpmhc.experiments.tasks import counter
+from jpmhc.experiments.tasks.counter import Seed
 from jpmhc.experiments.tasks.task import Batch, Task, TaskOptions, VotingTask
 from jpmhc.experiments.training.checkpoint import Checkpoint, load_model, locate_checkpoint
 from jpmhc.experiments.training.processes import ALONE, World, join_processes
@@ -38,17 +40,17 @@ VOTES = ".votes.json"  # suffix of the file with grids and votes that is written
 class Choices:
     """The options of evaluations and predictions: which test rows a checkpoint answers, and how its model computes."""
 
-    variants: int | None = None
+    variants: Count | None = None
     """Number of randomly drawn variants of each puzzle to answer; None: all. Fewer variants are faster, with a sampling
     error that is reported."""
-    sample_seed: int = 0  # Seed of the random choice of variants.
-    batch: int = 256  # Rows answered at a time on each process.
+    sample_seed: Seed = 0  # Seed of the random choice of variants.
+    batch: Count = 256  # Rows answered at a time on each process.
     weights: Literal["average", "last"] = "average"
     """Weights to use: the running average, or the weights of the last step."""
-    tries: int = 1
+    tries: Count = 1
     """Tries per row: the first without noise, the others with noise in the model's states. The answer is the one that
     the halting head trusts most. Each try costs as much as an evaluation without noise."""
-    noise: float | None = None  # Standard deviation of the noise of --tries, relative to the states; None: 0.3.
+    noise: Positive | None = None  # Standard deviation of the noise of --tries, relative to the states; None: 0.3.
     device: Literal["auto", "cpu", "cuda"] = "auto"  # Device to compute on.
     compile: bool = False
     """Whether to compile the model, which takes half a minute and pays off in evaluations of several minutes."""
@@ -56,14 +58,9 @@ class Choices:
     """Changed options of the run's task by name; the task's `Overrides` has the options that may change."""
 
     def __post_init__(self) -> None:
-        checks.optional_whole_number(self.variants, "variants")
-        checks.whole_number(self.batch, "batch")
-        checks.whole_number(self.tries, "tries")
-        if self.noise is not None:
-            checks.positive_number(self.noise, "noise")
-            if self.tries == 1:
-                raise ValueError("noise needs several tries, because the first try has no noise: add --tries 8")
-        counter.refuse_seed(self.sample_seed, "sample_seed")
+        checks.fields(self)
+        if self.noise is not None and self.tries == 1:
+            raise ValueError("noise needs several tries, because the first try has no noise: add --tries 8")
         if self.sample_seed and self.variants is None:
             raise ValueError("sample_seed decides which variants are drawn: give their number with --variants")
 

@@ -9,13 +9,13 @@ generation to a cache of earlier tokens.
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jpmhc import checks
+from jpmhc.checks import Count, Positive
 from jpmhc.connections import HyperConnectionStack
 from jpmhc.experiments.models.connections import ConnectionConfig, make_connection
 from jpmhc.experiments.models.decoder import FeedForward
@@ -30,23 +30,20 @@ PARTS = (0.25, 0.375, 0.375)  # shares of a head's rotations that depend on part
 class ArcDecoderConfig(ConnectionConfig):
     """Size and connections of the ARC decoder."""
 
-    dim: int = 768  # Width of a stream.
-    layers: int = 8  # Number of blocks; each has an attention and a feed-forward layer, with a connection around each.
-    heads: int = 12  # Number of attention heads.
-    inner: int = 3072  # Inner width of the gated feed-forward layers.
-    dropout: float = 0.1  # Fraction of the embeddings and of every sublayer's output that training sets to zero.
-    rotary_base: float = 100.0  # Number of rows or columns in which the slowest rotation turns by about one radian.
+    dim: Count = 768  # Width of a stream.
+    layers: Count = 8  # Number of blocks, each with an attention and a feed-forward layer in a connection each.
+    heads: Count = 12  # Number of attention heads.
+    inner: Count = 3072  # Inner width of the gated feed-forward layers.
+    dropout: Annotated[float, "[0, 1)"] = 0.1
+    """Fraction of the embeddings and of every sublayer's output that training sets to zero."""
+    rotary_base: Positive = 100.0  # Number of rows or columns in which the slowest rotation turns by about one radian.
     qk_norm: bool = False  # Whether to normalise queries and keys.
     compute: Literal["float32", "bfloat16"] = "float32"  # Type of activations; weights are always float32.
 
     def __post_init__(self) -> None:
-        for name in ("dim", "layers", "heads", "inner"):
-            checks.whole_number(getattr(self, name), name)
-        checks.inside(self.dropout, "[0, 1)", "dropout")
-        checks.positive_number(self.rotary_base, "rotary_base")
+        super().__post_init__()
         if self.dim % (16 * self.heads):
             raise ValueError(f"dim must be a multiple of 16 · heads = {16 * self.heads}, not {self.dim}")
-        super().__post_init__()
 
 
 class Attend(Protocol):

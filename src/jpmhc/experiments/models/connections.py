@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from jpmhc import checks, mixers
+from jpmhc.checks import Count, Positive
 from jpmhc.connections import HyperConnection
 from jpmhc.experiments.models.counted_map import CountedMap, CountedParameters
 from jpmhc.experiments.models.layers import PositionSwiGLU, rms_norm
@@ -25,11 +26,11 @@ POST_NORMS: dict[str, PostNorm | None] = {"stream": "rms", "layer": "layer", "ca
 class ConnectionConfig:
     """Width, streams and mixers of a model's residual connections."""
 
-    dim: int = 512  # Width of a stream.
+    dim: Count = 512  # Width of a stream.
     mixer: str = "identity"
     """Mixer of the hyper-connections: a name in jpmhc.MIXERS or MODULE:CLASS. The identity with one stream is the plain
     residual connection."""
-    streams: int = 1  # Number of parallel residual streams.
+    streams: Count = 1  # Number of parallel residual streams.
     mixer_dynamic: bool = True  # Whether mixing coefficients depend on the token; otherwise they are parameters.
     mixer_form: Literal["exact", "paper", "counted"] = "exact"
     """Defaults of the mixer's options. exact: exact projections, and the same norm and constraints for all mixers;
@@ -57,27 +58,23 @@ class ConnectionConfig:
     """Norm before the projection to mixing coefficients. None: as mixer-form says (exact: rms)."""
     mixer_read: Gate | None = None  # Constraint of the read coefficients. None: as mixer-form says (exact: softmax).
     mixer_write: Gate | None = None  # Constraint of the write coefficients. None: as mixer-form says (exact: sigmoid).
-    mixer_temperature: float = 1.0  # Temperature of the read and write softmax.
+    mixer_temperature: Positive = 1.0  # Temperature of the read and write softmax.
     mixer_equal_start: bool = False
     """Whether every connection reads all streams alike at the start, instead of mostly one of them. The streams then
     stay equal, up to rounding: a control that shows what different streams are worth."""
-    mixer_write_scale: float = 1.0
+    mixer_write_scale: Positive = 1.0
     """Factor of a sublayer's output before it is written to the streams: the paper's output scale s."""
-    mixer_eps: float = 1e-6
+    mixer_eps: Positive = 1e-6
     """Added under the root of the connections' norms (the plain recursive model's norms have 1e-5)."""
     kernels: Literal["auto", "fused", "reference"] = "auto"  # Implementation of the hyper-connections.
 
     def __post_init__(self) -> None:
-        for name in ("dim", "streams"):
-            checks.whole_number(getattr(self, name), name)
+        checks.fields(self)
         mixers.get_mixer(self.mixer)
         if self.mixer != "identity" and self.streams == 1:
             raise ValueError(
                 f"the mixer {self.mixer!r} needs at least 2 streams, such as 4; streams=1 is the plain model"
             )
-        checks.positive_number(self.mixer_temperature, "mixer_temperature")
-        checks.positive_number(self.mixer_write_scale, "mixer_write_scale")
-        checks.positive_number(self.mixer_eps, "mixer_eps")
         if self.plain:
             self._refuse_options_of_connections()
         else:

@@ -5,13 +5,13 @@ The configuration chooses plain residual connections or hyper-connections.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from jpmhc import checks
+from jpmhc.checks import Count, Positive
 from jpmhc.connections import HyperConnectionStack
 from jpmhc.experiments.models.connections import ConnectionConfig, make_connection
 from jpmhc.experiments.models.layers import Attention, Linear, Rotary, inner_width, rms_norm, truncated_normal_, widen
@@ -23,33 +23,28 @@ MULTIPLE = 16  # inner widths are multiples of this, for the tensor cores
 class DecoderConfig(ConnectionConfig):
     """Size and connections of the language decoder."""
 
-    dim: int = 384  # Width of a stream.
-    layers: int = 8  # Number of blocks; each has an attention and a feed-forward layer, with a connection around each.
-    heads: int = 6  # Number of attention heads.
-    length: int = 1024  # Tokens per row.
-    vocabulary: int = 2**14  # Number of different tokens.
+    dim: Count = 384  # Width of a stream.
+    layers: Count = 8  # Number of blocks, each with an attention and a feed-forward layer in a connection each.
+    heads: Count = 6  # Number of attention heads.
+    length: Count = 1024  # Tokens per row.
+    vocabulary: Count = 2**14  # Number of different tokens.
     positions: Literal["rotary", "learned"] = "rotary"
     """Position embeddings: rotations of queries and keys, or learned vectors that are added to token embeddings."""
     qk_norm: bool = True  # Whether to normalise queries and keys.
     feed_forward: Literal["swiglu", "gelu"] = "swiglu"
     """Activation of the feed-forward layers; swiglu, which is gated, has two thirds of the inner width."""
-    expansion: float = 4.0  # Expansion of feed-forward layers: the inner width of gelu is expansion · dim.
-    embedding_std: float = 0.02  # Standard deviation of the initial token embeddings.
-    extra_inner: int = 0
+    expansion: Positive = 4.0  # Expansion of feed-forward layers: the inner width of gelu is expansion · dim.
+    embedding_std: Positive = 0.02  # Standard deviation of the initial token embeddings.
+    extra_inner: Annotated[int, "[0, inf)"] = 0
     """Number of inner features to add to the feed-forward layers in total, to match another model's parameters."""
     mixer_delayed: bool = False
     """Whether each sublayer reads with the coefficients that the previous connection computed."""
     compute: Literal["float32", "bfloat16"] = "float32"  # Type of activations; weights are always float32.
 
     def __post_init__(self) -> None:
-        for name in ("dim", "layers", "heads", "length", "vocabulary"):
-            checks.whole_number(getattr(self, name), name)
-        checks.positive_number(self.expansion, "expansion")
-        checks.positive_number(self.embedding_std, "embedding_std")
-        checks.inside(self.extra_inner, "[0, inf)", "extra_inner")
+        super().__post_init__()
         if self.dim % (2 * self.heads):
             raise ValueError(f"dim must be a multiple of 2 · heads = {2 * self.heads}, not {self.dim}")
-        super().__post_init__()
 
     def inner_widths(self) -> list[int]:
         """Return the inner width of every feed-forward layer."""

@@ -6,6 +6,7 @@ pseudorandom number generators", 2014) after each word of the key.
 """
 
 import hashlib
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,6 +18,9 @@ def refuse_seed(seed: int, name: str = "seed") -> None:
     """Raise a ValueError for a seed that does not fit into 64 bits; PyTorch's generators have the same limits."""
     if not -(2**63) <= seed < 2**64:
         raise ValueError(f"{name} must lie between -2^63 and 2^64 - 1, not at {seed}")
+
+
+Seed = Annotated[int, refuse_seed]  # type of a seed among settings, for `checks.fields`
 
 
 def _finalise(x: np.ndarray) -> np.ndarray:

@@ -6,43 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jpmhc import checks
+from jpmhc.checks import Count, Decay, NonNegative, Positive, Share
 from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.arc_decoder import ArcDecoderConfig
 from jpmhc.experiments.tasks import TASKS, counter, kind_of
 from jpmhc.experiments.tasks.arc import ArcConfig
+from jpmhc.experiments.tasks.counter import Seed
 from jpmhc.experiments.tasks.task import TaskConfig
 from jpmhc.experiments.training.processes import PATIENCE
 from jpmhc.files import parse_json
 
 Strategy = Literal["ddp", "zero1", "zero2", "zero3"]
 Preset = Literal["paper", "trm", "arc-small", "laptop"]
-
-_COUNTS = (
-    "steps",
-    "batch",
-    "accumulate",
-    "checkpoint_every",
-    "keep",
-    "log_every",
-    "evaluate_batch",
-    "frame_iterations",
-)
-_INTERVALS = {
-    "[0, inf)": ("warmup", "evaluate_every", "lr", "weight_decay", "puzzle_lr", "puzzle_weight_decay", "frame_lr"),
-    "(0, inf]": ("clip",),
-    "(0, 1e6]": ("patience",),
-    "[0, 1)": ("ema",),
-}
-
-_DECODER_COUNTS = ("epochs", "tokens", "log_every", "slots", "evaluate_variants", "threads")
-_DECODER_INTERVALS = {
-    "[0, inf)": ("lr", "other_lr", "weight_decay", "light_weight_decay"),
-    "(0, inf)": ("clip", "minutes", "save_minutes"),
-    "[0, 1]": ("warmup", "decay"),
-}
 
 _ELSEWHERE = {"out", "resume", "stop_at"}  # settings of one command, not of the run
 _BINDING = ("task.", "model.", "batch", "seed")  # settings that must not change when a checkpoint is resumed
@@ -57,62 +35,54 @@ class TrainConfig:
     model: RecursiveConfig = field(default_factory=RecursiveConfig)
     """The model; its fields are options without the prefix "model."."""
 
-    steps: int = 1000  # Number of optimiser steps; each is one supervision step.
-    stop_at: int | None = None
+    steps: Count = 1000  # Number of optimiser steps; each is one supervision step.
+    stop_at: Count | None = None
     """Step after which to stop early, without a change of the learning rates; None: the last step. --resume latest
     continues to the last step."""
-    batch: int = 768  # Rows per step, over all processes.
-    accumulate: int = 1
+    batch: Count = 768  # Rows per step, over all processes.
+    accumulate: Count = 1
     """Number of parts into which each process divides its rows, to process them one after the other in less memory."""
-    lr: float = 1e-4  # Learning rate of AdamAtan2.
-    betas: tuple[float, float] = (0.9, 0.95)  # Decay of AdamAtan2's moments.
-    weight_decay: float = 0.1  # Decoupled weight decay of matrices; mixing logits, norms and biases do not decay.
+    lr: NonNegative = 1e-4  # Learning rate of AdamAtan2.
+    betas: tuple[Decay, Decay] = (0.9, 0.95)  # Decay of AdamAtan2's moments.
+    weight_decay: NonNegative = 0.1  # Decoupled weight decay of matrices; mixing logits, norms and biases do not decay.
     decay_everything: bool = False  # Whether mixing logits, norms and biases decay, too.
-    clip: float | None = None
+    clip: Annotated[float, "(0, inf]"] | None = None
     """Norm to which larger gradients of AdamAtan2's parameters are clipped; None: no clipping."""
-    warmup: int = 2000  # Number of steps in which all learning rates rise linearly.
-    decay_at: tuple[float, ...] = ()  # Fractions of the run at which the learning rates drop.
-    decay_to: tuple[float, ...] = ()  # Factor of the base learning rates after each drop, between 0 and 1.
-    puzzle_lr: float = 1e-2  # Learning rate of the puzzle table (SignSGD on the rows in the batch).
-    puzzle_weight_decay: float = 0.1  # Weight decay of the puzzle table's rows in the batch.
-    frame_lr: float = 1e-2  # Learning rate of the Riemannian optimiser of Grassmann frames.
-    frame_iterations: int = 2  # Iterations of the Riemannian optimiser's Cayley retraction.
+    warmup: Annotated[int, "[0, inf)"] = 2000  # Number of steps in which all learning rates rise linearly.
+    decay_at: tuple[Annotated[float, "(0, 1)"], ...] = ()  # Fractions of the run at which the learning rates drop.
+    decay_to: tuple[Share, ...] = ()  # Factor of the base learning rates after each drop, between 0 and 1.
+    puzzle_lr: NonNegative = 1e-2  # Learning rate of the puzzle table (SignSGD on the rows in the batch).
+    puzzle_weight_decay: NonNegative = 0.1  # Weight decay of the puzzle table's rows in the batch.
+    frame_lr: NonNegative = 1e-2  # Learning rate of the Riemannian optimiser of Grassmann frames.
+    frame_iterations: Count = 2  # Iterations of the Riemannian optimiser's Cayley retraction.
     frame_adaptive: bool = False
     """Whether the Riemannian optimiser scales its momentum by second moments, as Adam does."""
-    ema: float = 0.999  # Decay of the averaged weights that are evaluated; 0: evaluate the weights of the last step.
-    seed: int = 0  # Seed of initial weights and of exploration in halting; the task has its own seed.
+    ema: Decay = 0.999  # Decay of the averaged weights that are evaluated; 0: evaluate the weights of the last step.
+    seed: Seed = 0  # Seed of initial weights and of exploration in halting; the task has its own seed.
 
     device: Literal["auto", "cpu", "cuda"] = "auto"  # Device to train on.
-    threads: int | None = None
+    threads: Count | None = None
     """Number of CPU threads per process; None: PyTorch's default, one per core. Small models are as fast with one
     thread, and much faster if the cores are busy with other work."""
     compile: bool = False  # Whether to compile the step.
     strategy: Strategy = "ddp"
     """Strategy of several processes (started with torchrun): replicas (ddp), or DeepSpeed's ZeRO stages."""
-    patience: float = PATIENCE
+    patience: Annotated[float, "(0, 1e6]"] = PATIENCE
     """Seconds that processes wait for a process that does not answer before they end the run."""
 
     out: Path = Path("out/train")  # Folder of the run, for configuration, log and checkpoints.
     resume: str = "no"
     """Checkpoint to resume. no: start a new run; latest: the newest checkpoint; intact: the newest undamaged one; auto:
     latest, or a new run if there is no checkpoint; or the folder of a checkpoint or of another run."""
-    checkpoint_every: int = 1000  # Steps between checkpoints; one is always written at the end.
-    keep: int = 2  # Number of newest checkpoints to keep.
-    log_every: int = 10  # Steps between lines of the log.
-    evaluate_every: int = 0  # Steps between evaluations on test rows; 0: only at the end.
-    evaluate_variants: int | None = None  # Number of variants of each test puzzle in these evaluations; None: all.
-    evaluate_batch: int = 256  # Rows per evaluation batch on each process.
+    checkpoint_every: Count = 1000  # Steps between checkpoints; one is always written at the end.
+    keep: Count = 2  # Number of newest checkpoints to keep.
+    log_every: Count = 10  # Steps between lines of the log.
+    evaluate_every: Annotated[int, "[0, inf)"] = 0  # Steps between evaluations on test rows; 0: only at the end.
+    evaluate_variants: Count | None = None  # Number of variants of each test puzzle in these evaluations; None: all.
+    evaluate_batch: Count = 256  # Rows per evaluation batch on each process.
 
     def __post_init__(self) -> None:
-        for name in (*_COUNTS, "evaluate_variants", "threads", "stop_at"):
-            checks.optional_whole_number(getattr(self, name), name)
-        for interval, names in _INTERVALS.items():
-            for name in names:
-                checks.inside(getattr(self, name), interval, name)
-        for name, interval in (("betas", "[0, 1)"), ("decay_at", "(0, 1)"), ("decay_to", "[0, 1]")):
-            for value in getattr(self, name):
-                checks.inside(value, interval, name)
-        counter.refuse_seed(self.seed)
+        checks.fields(self)
         counter.refuse_seed(self.task.seed, "task.seed")
         if len(self.decay_at) != len(self.decay_to):
             raise ValueError(f"decay_at and decay_to differ in length: {self.decay_at} and {self.decay_to}")
@@ -163,41 +133,35 @@ class ArcDecoderRun:
     """The puzzles and their variants."""
     model: ArcDecoderConfig = field(default_factory=ArcDecoderConfig)
     """The model; its fields are options without the prefix "model."."""
-    epochs: int = 90  # Number of times that training sees every pair, each time in a random variant.
-    tokens: int = 12_288  # Tokens per step, into which several pairs are packed.
+    epochs: Count = 90  # Number of times that training sees every pair, each time in a random variant.
+    tokens: Count = 12_288  # Tokens per step, into which several pairs are packed.
     predict_inputs: bool = True  # Whether training also predicts the tokens of input grids, as the public decoder does.
-    lr: float = 1.66e-3  # Highest learning rate of NorMuon, for the matrices of attention and feed-forward layers.
-    other_lr: float = 3e-4  # Highest learning rate of AdamW, for all other parameters.
-    weight_decay: float = 0.1
+    lr: NonNegative = 1.66e-3  # Highest learning rate of NorMuon, for matrices of attention and feed-forward layers.
+    other_lr: NonNegative = 3e-4  # Highest learning rate of AdamW, for all other parameters.
+    weight_decay: NonNegative = 0.1
     """Decoupled weight decay of feed-forward matrices and of the projections of hyper-connections."""
-    light_weight_decay: float = 0.01  # Decoupled weight decay of attention, of the embeddings and of the last layer.
-    clip: float = 1.0  # Norm to which larger gradients are clipped.
-    warmup: float = 0.02  # Share of the run in which the learning rates rise.
-    decay: float = 0.2  # Share of the run, at its end, in which the learning rates fall to zero.
-    seed: int = 0  # Seed of initial weights, order of pairs and dropout; the task has its own seed.
+    light_weight_decay: NonNegative = 0.01  # Decoupled weight decay of attention, embeddings and the last layer.
+    clip: Positive = 1.0  # Norm to which larger gradients are clipped.
+    warmup: Share = 0.02  # Share of the run in which the learning rates rise.
+    decay: Share = 0.2  # Share of the run, at its end, in which the learning rates fall to zero.
+    seed: Seed = 0  # Seed of initial weights, order of pairs and dropout; the task has its own seed.
 
     device: Literal["auto", "cpu", "cuda"] = "auto"  # Device to train on.
-    threads: int | None = None  # Number of CPU threads; None: PyTorch's default.
+    threads: Count | None = None  # Number of CPU threads; None: PyTorch's default.
     compile: Literal["auto", "yes", "no"] = "auto"  # Whether to compile the step; auto: on CUDA, which needs it.
     record: Literal["auto", "yes", "no"] = "auto"
     """Whether to record the step as a CUDA graph, so that the host need not launch its kernels; auto: on CUDA."""
     out: Path = Path("out/arc-decoder")  # Folder of the run, for configuration, log, checkpoint and score.
     resume: bool = False  # Whether to resume the run in the folder.
-    minutes: float | None = None
+    minutes: Positive | None = None
     """Minutes after which the run saves a checkpoint and stops; --resume continues it. None: no limit."""
-    save_minutes: float = 4.0  # Minutes between checkpoints; one is always written at the end.
-    log_every: int = 50  # Steps between lines of the log.
-    evaluate_variants: int | None = 80  # Number of variants of each test that the final evaluation answers; None: all.
-    slots: int = 1024  # Number of answers that are written at the same time.
+    save_minutes: Positive = 4.0  # Minutes between checkpoints; one is always written at the end.
+    log_every: Count = 50  # Steps between lines of the log.
+    evaluate_variants: Count | None = 80  # Variants of each test that the final evaluation answers; None: all.
+    slots: Count = 1024  # Number of answers that are written at the same time.
 
     def __post_init__(self) -> None:
-        for name in _DECODER_COUNTS:
-            checks.optional_whole_number(getattr(self, name), name)
-        for interval, names in _DECODER_INTERVALS.items():
-            for name in names:
-                if getattr(self, name) is not None:
-                    checks.inside(getattr(self, name), interval, name)
-        counter.refuse_seed(self.seed)
+        checks.fields(self)
         if self.evaluate_variants is not None and self.evaluate_variants > self.task.augmentations + 1:
             raise ValueError(
                 f"evaluate_variants ({self.evaluate_variants}) must not exceed the variants that the task draws, "

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -55,14 +55,14 @@ class ArcConfig(TaskConfig):
     tasks: tuple[str, ...] = ()  # Names of the puzzles to use; empty: all.
     test_on: Tested = "evaluation"
     """Puzzles whose tests are evaluated. Training sees the tests of the training puzzles, so these measure memory."""
-    augmentations: int = 1000
+    augmentations: Annotated[int, "[0, inf)"] = 1000
     """Number of variants per puzzle besides the puzzle itself; fewer if a puzzle has fewer different variants."""
     keep_answer_colours: bool = False  # Whether variants keep colours that appear only in a puzzle's outputs.
     variants_from: Path | None = None
     """The identifiers.json of a published model, whose variants and identifiers are used instead of random variants."""
     translate: bool = True
     """Whether to move the grids of each training pair together to a random position; one pair per variant stays."""
-    side: int = LARGEST
+    side: Annotated[int, f"[1, {LARGEST}]"] = LARGEST
     """Rows and columns of the square that grids are written on; puzzles with larger grids are left out."""
     seed: int = 0  # Seed of variants, translations and order.
 
@@ -71,8 +71,7 @@ class ArcConfig(TaskConfig):
     file_options: ClassVar[tuple[str, ...]] = ("extra_tasks", "evaluation_tasks", "variants_from")
 
     def __post_init__(self) -> None:
-        checks.inside(self.side, f"[1, {LARGEST}]", "side")
-        checks.inside(self.augmentations, "[0, inf)", "augmentations")
+        checks.fields(self)
         if self.version == "none" and self.extra_tasks is None and self.evaluation_tasks is None:
             raise ValueError("no puzzles: name a version of ARC-AGI, or a folder with extra or evaluation tasks")
         for name in self.file_options:

@@ -14,12 +14,13 @@ so that no variation of a training puzzle has a test solution (a band is a row o
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 
 from jpmhc import checks
+from jpmhc.checks import Count
 from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.sudoku import grids
 from jpmhc.experiments.tasks.task import Batch, PublishedTask, Task, TaskConfig, TaskOptions
@@ -34,18 +35,16 @@ class SudokuConfig(TaskConfig):
     """The size and number of the puzzles to generate."""
 
     size: Literal[4, 6, 9] = 4  # Number of digits, rows and columns.
-    puzzles: int = 1000
+    puzzles: Count = 1000
     """Number of training puzzles; each is varied by random symmetries of the grid whenever it is shown."""
-    test_puzzles: int = 500  # Number of test puzzles, whose solutions training never shows.
-    test_share: float = 0.25  # Share of the classes of equivalent solutions that are kept for test puzzles.
+    test_puzzles: Count = 500  # Number of test puzzles, whose solutions training never shows.
+    test_share: Annotated[float, "(0, 1)"] = 0.25  # Share of the classes of equivalent solutions for test puzzles.
     extra_clues: int = 2  # Largest number of clues to add to a puzzle's minimal set of clues.
     seed: int = 0  # Seed of puzzles, split and order.
 
     def __post_init__(self) -> None:
         geometry = grids.Geometry(self.size)
-        checks.whole_number(self.puzzles, "puzzles")
-        checks.whole_number(self.test_puzzles, "test_puzzles")
-        checks.inside(self.test_share, "(0, 1)", "test_share")
+        checks.fields(self)
         checks.inside(self.extra_clues, f"[0, {geometry.cells}]", "extra_clues")
 
     @classmethod
