@@ -26,7 +26,7 @@ import torch.utils.tensorboard
 
 from jpmhc import cli
 from jpmhc.cli import compare, evaluate, import_trm, predict, report, train  # noqa: F401
-from jpmhc.experiments.published.importing import ImportConfig, import_model
+from jpmhc.experiments.published import import_model
 from tests.experiments.published import models
 
 SECONDS = 120.0  # after which a command counts as hanging
@@ -55,7 +55,7 @@ def make_workspace(folder: Path) -> str | None:
     options = models.write_tasks(folder / "tasks")
     weights = models.random_weights(False, 12, 16, len(models.identifiers()))
     paths = models.write_files(folder / "published", weights, models.settings(False), models.identifiers())
-    import_model(ImportConfig(**paths, out=folder / "arc", task_options=options))
+    import_model(**paths, out=folder / "arc", task_options=options)
     commands = {
         "train": ["train", *_SUDOKU, "--out", "@sudoku"],
         **{name: words for name, words in COMMANDS.items() if name not in ("train", "import-trm")},

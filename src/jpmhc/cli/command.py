@@ -143,7 +143,7 @@ def _explain(event: _errors.ParseErrorEvent, main: Main, words: Sequence[str]) -
 
 def _describe_missing(argument: ArgumentDefinition) -> str:
     """Return a sentence about a missing argument, with the first clause of the argument's help."""
-    wanted = str(argument.field.helptext).partition(";")[0]
+    wanted = str(argument.field.helptext).partition(";")[0].rstrip(".")
     return f"{argument.display_name()} is missing: {' '.join(wanted.split())}"
 
 

@@ -13,12 +13,10 @@ from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_ch
 from jpmhc.experiments.evaluation.decoding import evaluate_decoder, find_decoder
 from jpmhc.experiments.tasks import TASKS
 
-
-def task_options() -> Field:
-    """Return a form's field `task_options`, annotation and default: all task options that an evaluation may change."""
-    overrides = tuple(dict.fromkeys(config.Overrides for config in TASKS.values()))
-    options = dataclasses.make_dataclass("TaskOptions", [], bases=overrides, frozen=True)
-    return Annotated[options, tyro.conf.arg(name="")], options()
+_overrides = tuple(dict.fromkeys(config.Overrides for config in TASKS.values()))
+_TaskOptions = dataclasses.make_dataclass("TaskOptions", [], bases=_overrides, frozen=True)
+# The annotation and the default of all task options that an evaluation may change.
+TASK_OPTIONS: Field = Annotated[_TaskOptions, tyro.conf.arg(name="")], _TaskOptions()
 
 
 def chosen_options(options: object) -> dict[str, object]:
@@ -27,7 +25,7 @@ def chosen_options(options: object) -> dict[str, object]:
 
 
 _FORM = make_option_form(
-    EvaluateConfig(), runs=(Annotated[tuple[Path, ...], tyro.conf.Positional], ()), task_options=task_options()
+    EvaluateConfig(), runs=(Annotated[tuple[Path, ...], tyro.conf.Positional], ()), task_options=TASK_OPTIONS
 )
 
 

@@ -6,12 +6,12 @@ from typing import Annotated
 import tyro
 
 from jpmhc.cli.command import make_main, make_option_form, read_option_form
-from jpmhc.cli.evaluate import chosen_options, task_options
+from jpmhc.cli.evaluate import TASK_OPTIONS, chosen_options
 from jpmhc.cli.output import is_first_process
 from jpmhc.experiments.evaluation.checkpoints import VOTES, PredictConfig, predict_answers
 
 _FORM = make_option_form(
-    PredictConfig(), run=(Annotated[Path | None, tyro.conf.Positional], None), task_options=task_options()
+    PredictConfig(), run=(Annotated[Path | None, tyro.conf.Positional], None), task_options=TASK_OPTIONS
 )
 
 

@@ -13,8 +13,7 @@ import yaml
 
 from jpmhc.cli import main
 from jpmhc.experiments.models.layers import Rotary
-from jpmhc.experiments.published.importing import ImportConfig, import_model
-from jpmhc.experiments.published.settings import read_settings, read_training_settings
+from jpmhc.experiments.published import import_model, read_settings, read_training_settings
 from jpmhc.experiments.tasks.arc import dataset
 from jpmhc.experiments.training.checkpoint import load_model, locate_checkpoint
 from tests.cli.running import fails_with
@@ -56,7 +55,7 @@ def published(request):
 
 def imported(published, out: Path, **change):
     _, _, paths, options = published
-    return import_model(ImportConfig(**paths, out=out, task_options=options, **change))
+    return import_model(**paths, out=out, task_options=options, **change)
 
 
 def in_float64(run: Path):
@@ -178,11 +177,11 @@ def test_a_run_is_imported_from_the_command_line(arc, tmp_path, capsys, monkeypa
         ValueError,
         match=r"does not name all tasks of a version.*: 1 tasks .* as a public one; .* --extra-tasks",
     ):
-        import_model(ImportConfig(**paths, out=tmp_path / "b"))
+        import_model(**paths, out=tmp_path / "b")
     capsys.readouterr()
     fails_with(
         capsys,
-        "with --identifiers: it has the puzzle",
+        "--identifiers is missing: The identifiers.json of the model's training data",
         "import-trm",
         words[0],
         *words[3:],
@@ -190,7 +189,9 @@ def test_a_run_is_imported_from_the_command_line(arc, tmp_path, capsys, monkeypa
         str(tmp_path / "b"),
     )
     fails_with(capsys, "with --mixer", "import-trm", *words, "--streams", "4", "--out", str(tmp_path / "b"))
-    fails_with(capsys, "with --config", "import-trm", *words[:3], "--out", str(tmp_path / "b"))
+    fails_with(
+        capsys, "--config is missing: The all_config.yaml", "import-trm", *words[:3], "--out", str(tmp_path / "b")
+    )
     assert not (tmp_path / "b").exists()
 
 
@@ -231,7 +232,7 @@ def test_wrong_checkpoints_are_refused(wrong, arc, tmp_path, capsys):
     paths = models.write_files(tmp_path, weights, config, models.identifiers())
     spoil(paths["file"])
     with pytest.raises(ValueError, match=sentence):
-        import_model(ImportConfig(**paths, out=tmp_path / "run", task_options=options))
+        import_model(**paths, out=tmp_path / "run", task_options=options)
     assert not (tmp_path / "run").exists()
     assert "must not run" not in capsys.readouterr().out
 
@@ -265,7 +266,7 @@ def test_weights_that_do_not_fit_are_named(change, sentence, arc_over_positions,
     weights = {name: tensor for name, tensor in {**weights, **change}.items() if tensor is not None}
     paths = models.write_files(tmp_path, weights, config, models.identifiers())
     with pytest.raises(ValueError, match=sentence):
-        import_model(ImportConfig(**paths, out=tmp_path / "run", task_options=options))
+        import_model(**paths, out=tmp_path / "run", task_options=options)
     assert not (tmp_path / "run").exists()
 
 
@@ -301,7 +302,7 @@ def test_settings_that_do_not_fit_are_named(arch, sentence, arc_over_positions, 
     path.write_text(yaml.safe_dump(config))
     _, _, paths, options = arc_over_positions
     with pytest.raises(ValueError, match=sentence):
-        import_model(ImportConfig(**{**paths, "config": path}, out=tmp_path / "run", task_options=options))
+        import_model(**{**paths, "config": path}, out=tmp_path / "run", task_options=options)
     assert not (tmp_path / "run").exists()
 
 
@@ -327,7 +328,7 @@ def test_other_configurations_are_refused(text, sentence, sudoku, tmp_path):
     path = tmp_path / "all_config.yaml"
     path.write_text(text)
     with pytest.raises(ValueError, match=sentence):
-        import_model(ImportConfig(**{**sudoku[2], "config": path}, out=tmp_path / "run", task_options=SUDOKU))
+        import_model(**{**sudoku[2], "config": path}, out=tmp_path / "run", task_options=SUDOKU)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +346,7 @@ def test_identifiers_that_do_not_fit_are_refused(edit, sentence, arc, tmp_path):
     path = tmp_path / "identifiers.json"
     path.write_text(json.dumps(edit(models.identifiers())))
     with pytest.raises(ValueError, match=sentence):
-        import_model(ImportConfig(**{**arc[2], "identifiers": path}, out=tmp_path / "run", task_options=arc[3]))
+        import_model(**{**arc[2], "identifiers": path}, out=tmp_path / "run", task_options=arc[3])
     assert not (tmp_path / "run").exists()
 
 
@@ -355,7 +356,7 @@ def test_files_in_the_new_folder_are_not_overwritten(sudoku, tmp_path):
         imported(sudoku, tmp_path)
     assert (tmp_path / "identifiers.json").read_text() == "mine"
     with pytest.raises(ValueError, match="the model's task has no option test-on"):
-        import_model(ImportConfig(**sudoku[2], out=tmp_path / "run", task_options={**SUDOKU, "test_on": "training"}))
+        import_model(**sudoku[2], out=tmp_path / "run", task_options={**SUDOKU, "test_on": "training"})
 
 
 def test_the_public_puzzles_are_found_by_their_names(monkeypatch):

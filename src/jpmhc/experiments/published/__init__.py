@@ -1,1 +1,0 @@
-"""Runs made from the files of published Tiny Recursive Models."""
