@@ -7,8 +7,9 @@ import tyro
 from rich.console import Console
 
 from jpmhc.cli.command import make_main
-from jpmhc.cli.output import StageProgress, result_folder
+from jpmhc.cli.output import result_folder
 from jpmhc.experiments.demo import DEFAULT, DemoConfig, run_demo
+from jpmhc.experiments.training.progress import Display
 
 
 def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEFAULT, out: Path = Path("out/demo")) -> None:
@@ -22,9 +23,9 @@ def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEFAULT, out: P
     """
     from jpmhc.report.demo import sum_up, tabulate_outcomes, write_demo_page
 
-    with result_folder(out), StageProgress(len(config.mixers) * config.seeds + config.seeds) as progress:
-        progress.show(f"training {config.title}")
-        outcomes = run_demo(config, lambda name, done, of: progress.show(f"{done} of {of} runs done: {name}"))
+    with result_folder(out), Display() as display:
+        display.say(f"training {config.title}")
+        outcomes = run_demo(config, lambda name, done, of: display.show("runs", done, of, name))
     Console().print(tabulate_outcomes(outcomes, config))
     print("\n".join(sum_up(outcomes, config)))
     print(f"\nopen {write_demo_page(outcomes, config, out / 'demo.html')} in a browser")

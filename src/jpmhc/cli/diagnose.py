@@ -16,9 +16,10 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from jpmhc.cli.command import make_main
-from jpmhc.cli.output import StageProgress, result_folder
+from jpmhc.cli.output import result_folder
 from jpmhc.diagnose import diagnose as diagnose_model
 from jpmhc.experiments.training.checkpoint import load_model, locate_checkpoint
+from jpmhc.experiments.training.progress import Display
 from jpmhc.files import write_file
 
 
@@ -65,7 +66,7 @@ def diagnose(
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("no CUDA device is available; use the cpu")
     run = Path(model)
-    with result_folder(out), StageProgress() as progress:
+    with result_folder(out), Display() as display:
         for option, value in (("--text", text), ("--length", length)):
             if value is not None and (":" in model or _is_run(run)):
                 raise ValueError(f"{option} is for Hugging Face models, and {model} has its own inputs: leave it out")
@@ -85,9 +86,9 @@ def diagnose(
             seconds=seconds,
             seed=seed,
             say=lambda sentence: print(f"plan: {sentence}"),
-            progress=lambda name, share: progress.show(f"{name}: {share:.0%}"),
+            progress=lambda name, share: display.show(name, round(100 * share), 100),
         )
-        progress.finish("everything measured: 100%")
+        display.say("everything measured: 100%")
     print(f"\n{diagnosis}\n")
     print(f"wrote {write_file(out / 'diagnosis.txt', f'{diagnosis}{chr(10)}')}")
     diagnosis.plot(out / "diagnosis.png")

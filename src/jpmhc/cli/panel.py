@@ -6,7 +6,8 @@ from typing import Annotated
 import tyro
 
 from jpmhc.cli.command import make_main
-from jpmhc.cli.output import StageProgress, result_folder
+from jpmhc.cli.output import result_folder
+from jpmhc.experiments.training.progress import Display
 from jpmhc.paper.panel import PanelConfig
 from jpmhc.paper.panel import panel as compute_cells
 
@@ -25,8 +26,8 @@ def panel(
     """
     from jpmhc.report.panel import draw_panel, print_panel, write_panel
 
-    with result_folder(out), StageProgress(len(config.mixers) * len(config.depths)) as progress:
-        cells = compute_cells(config, progress.show)
+    with result_folder(out), Display() as display:
+        cells = compute_cells(config, display.counting("cells", len(config.mixers) * len(config.depths)))
     print_panel(cells)
     print(f"wrote {draw_panel(cells, config.eta, out / 'panel.png', kernel=kernel)}")
     print(f"wrote {draw_panel(cells, config.eta, out / 'panel_log.png', logarithmic=True, kernel=kernel)}")

@@ -6,9 +6,10 @@ from typing import Literal
 
 from jpmhc import checks
 from jpmhc.cli.command import make_main
-from jpmhc.cli.output import StageProgress, result_folder
+from jpmhc.cli.output import result_folder
 from jpmhc.diagnose.recommend import Candidate
 from jpmhc.diagnose.recommend import recommend as rank_mixers
+from jpmhc.experiments.training.progress import Display
 from jpmhc.spectra import Density, density
 
 # The smoothing of the drawn spectra, relative to the squared singular value.
@@ -67,10 +68,11 @@ def recommend(
     checks.whole_number(spectra, "spectra", least=0)
     checks.whole_number(depths[0], "depth")
     ranked = []
-    with result_folder(out), StageProgress(len(depths)) as progress:
+    with result_folder(out), Display() as display:
+        show = display.counting("depths", len(depths))
         for one in depths:
             if len(depths) > 1 or one > _LONG:
-                progress.show(f"depth {one}")
+                show(f"depth {one}")
             answer = rank_mixers(
                 one,
                 streams,
@@ -88,8 +90,9 @@ def recommend(
     print_recommendations(ranked)
     if spectra:
         chosen = ranked[-1][1].candidates[:spectra]
-        with StageProgress(len(chosen)) as progress:
-            curves = {one.mixer: _predict_spectra(one, progress.show) for one in chosen}
+        with Display() as display:
+            show = display.counting("spectra", len(chosen))
+            curves = {one.mixer: _predict_spectra(one, show) for one in chosen}
         print(f"wrote {draw_spectra(curves, out / 'spectra.png')}")
     print(f"wrote {save_figure(plot_recommendations(ranked), out / 'recommendation.png')}")
     print(f"wrote {write_recommendation(ranked, out / 'recommendation.csv')}")
@@ -100,6 +103,6 @@ main = make_main(recommend)
 
 def _predict_spectra(one: Candidate, show: Callable[[str], None]) -> dict[str, Density]:
     """Return the predicted densities of J with fresh skips, and of J and T with drifted skips (see `Candidate`)."""
-    show(f"spectra of {one.mixer}")
+    show(one.mixer)
     networks = {"J at the start": one.fresh_network, "J drifted": one.network, "T drifted": one.network.end_to_end()}
     return {name: density(network, relative_eta=_SMOOTHING) for name, network in networks.items()}

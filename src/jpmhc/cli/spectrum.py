@@ -20,7 +20,8 @@ from torch import Tensor
 from jpmhc import checks
 from jpmhc.checks import Count, Positive
 from jpmhc.cli.command import make_main
-from jpmhc.cli.output import StageProgress, result_folder, warnings_in_one_line
+from jpmhc.cli.output import result_folder, warnings_in_one_line
+from jpmhc.experiments.training.progress import Display
 from jpmhc.paper.methods import METHODS, WITHOUT_DENSITY, transform
 from jpmhc.report.spectrum import Answer, draw_spectrum, print_answer, write_curve
 from jpmhc.report.style import EXACT, colour_of
@@ -212,8 +213,8 @@ def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("
     Args:
         out: Folder for spectrum.png and spectrum.csv.
     """
-    with result_folder(out), warnings_in_one_line(), StageProgress() as progress:
-        answer = answer_query(query, progress.show)
+    with result_folder(out), warnings_in_one_line(), Display() as display:
+        answer = answer_query(query, display.counting("stages", 2 + query.simulate))
     print_answer(answer)
     colour = EXACT if query.matrix is not None else colour_of(query.mixer or MIXER)
     print(f"wrote {draw_spectrum(answer, query.title(answer.network), out / 'spectrum.png', colour)}")

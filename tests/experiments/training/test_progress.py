@@ -46,6 +46,19 @@ def test_jobs_have_clocks_of_their_own_and_short_ones_say_nothing(clock, capsys)
     assert capsys.readouterr().err == "step 12/100 · 88 s left\n"
 
 
+def test_units_are_counted_when_the_next_begins(clock, capsys):
+    with Display() as display:
+        show = display.counting("depths", 3)
+        for depth in (12, 24, 48):
+            show(f"depth {depth}")
+            clock[0] += 11.0
+    assert capsys.readouterr().err.splitlines() == [
+        "depths 0/3 · depth 12",
+        "depths 1/3 · depth 24 · 22 s left",
+        "depths 2/3 · depth 48 · 11 s left",
+    ]
+
+
 def test_a_terminal_gets_bars_and_a_silent_display_nothing(monkeypatch, capsys):
     shown = io.StringIO()
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

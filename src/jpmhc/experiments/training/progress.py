@@ -1,9 +1,10 @@
-"""The progress display of training and evaluation: bars on a terminal, lines in other outputs."""
+"""The progress display of commands: bars on a terminal, lines in other outputs."""
 
 import contextlib
+import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -52,11 +53,16 @@ class Display:
                 job.bar = self.bars.add_task(name, total=total, completed=done, count="", detail="")
             self.bars.update(job.bar, completed=done, count=f"{done}/{total}", detail=job.detail)
         elif done == 0:  # so that a log shows the job before its first unit is done
-            self.say(f"{name} 0/{total}")
+            self.say(" · ".join(filter(None, (f"{name} 0/{total}", detail))))
         elif now - job.spoken >= _SECONDS and done > job.first:
             job.spoken = now
             left = (now - job.started) / (done - job.first) * (total - done)
             self.say(" · ".join(part for part in (f"{name} {done}/{total}", job.detail, f"{left:.0f} s left") if part))
+
+    def counting(self, name: str, total: int) -> Callable[[str], None]:
+        """Return a function that shows a job of `total` units, and is called before each unit with the unit's name."""
+        done = itertools.count()
+        return lambda detail: self.show(name, next(done), total, detail)
 
     def finish(self, name: str) -> None:
         """Remove a job and its bar."""
