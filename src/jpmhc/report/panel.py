@@ -19,8 +19,8 @@ from matplotlib.patches import Rectangle
 
 from jpmhc.files import write_csv
 from jpmhc.paper.panel import Cell, rows
-from jpmhc.report.spectrum import BINS, SCALAR, WORTH_SAYING, fitting_edges, full_curve
-from jpmhc.report.style import EXACT, INK, SAMPLED, Look, colour_of, name_ticks, save_figure
+from jpmhc.report.spectrum import BINS, SCALAR, WORTH_SAYING, draw_samples, full_curve
+from jpmhc.report.style import EXACT, INK, SAMPLED, Look, colour_of, finish_axes, save_figure
 from jpmhc.spectra.density import COLLAPSED
 from jpmhc.spectra.distances import singular_values
 
@@ -35,7 +35,7 @@ _LABELS = {
 _SAMPLES = "#7d8590"  # the colour of text and curves about the samples, darker than the histogram
 _KERNEL: Look = {"color": _SAMPLES, "linewidth": 1.0}
 _POINTS = 300  # of the kernel estimate
-_STYLES: dict[str, Look] = {
+_STYLES: dict[str, Look] = {  # in drawing order
     "printed": {"color": PRINTED, "linestyle": "-.", "linewidth": 1.1},
     "scalar": {"color": SCALAR, "linestyle": (0, (1, 1)), "linewidth": 1.6},
     "fixed": {"color": FIXED, "linestyle": "--", "linewidth": 1.1},
@@ -80,12 +80,11 @@ def draw_panel(
     axes = figure.subplots(len(depths), len(mixers), squeeze=False)
     for cell in cells:
         ax = axes[depths.index(cell.depth)][mixers.index(cell.mixer)]
-        (_logarithmic_cell if logarithmic else _linear_cell)(ax, cell)
+        _draw_cell(ax, cell, logarithmic)
         if kernel:
             _draw_kernel_estimate(ax, cell, logarithmic)
         _annotate(ax, cell)
         ax.tick_params(labelsize=8)
-        ax.spines[["top", "right"]].set_visible(False)
     for ax, mixer in zip(axes[0], mixers):
         ax.set_title(mixer, fontsize=12, color=INK, pad=36)
     for row, depth in zip(axes, depths):
@@ -112,25 +111,24 @@ def _style(name: str, mixer: str) -> Look:
     return _STYLES[name] | {"color": colour_of(mixer)} if name == "exact" else _STYLES[name]
 
 
-def _linear_cell(ax: Axes, cell: Cell) -> None:
+def _draw_cell(ax: Axes, cell: Cell, logarithmic: bool) -> None:
     s = singular_values(cell.sampled)
-    top = s[-1] * 1.12
-    heights = np.asarray(ax.hist(s, bins=BINS, range=(0, top), density=True, color=SAMPLED)[0])
-    curves = {name: full_curve(cell.curves[name], top) for name in _drawn(cell)}
-    ceiling = _ceiling(heights, curves["exact"][1])
-    ax.set(xlim=(0, top), ylim=(0, ceiling))
+    limits = (max(s[0] * 0.7, s[-1] * 1e-13), s[-1] * 1.4) if logarithmic else (0.0, s[-1] * 1.12)
+    heights = draw_samples(ax, np.maximum(s, limits[0]), limits, logarithmic)
+    curves = {name: full_curve(cell.curves[name], limits[1], logarithmic) for name in _STYLES if name in cell.curves}
+    grid, values = curves["exact"]
+    if logarithmic:
+        peak = float(values[(grid > limits[0]) & (grid < limits[1])].max())
+        ceiling = 1.08 * max(peak, min(float(heights.max()), 1.3 * peak))
+    else:
+        ceiling = _ceiling(heights, values)
+    ax.set(xscale="log" if logarithmic else "linear", xlim=limits, ylim=(0, ceiling))
     _draw_curves(ax, curves, cell.mixer)
-    name_ticks(ax.xaxis, (0, top), False)
-    name_ticks(ax.yaxis, (0, ceiling), False)
-    if heights.max() > ceiling:
-        share = float(heights[:2].sum() * top / BINS)
+    finish_axes(ax)
+    if not logarithmic and heights.max() > ceiling:
+        share = float(heights[:2].sum() * limits[1] / BINS)
         look: Look = {"va": "top", "fontsize": 8, "color": INK, "bbox": {"color": "white", "pad": 1}}
         ax.text(0.05, 0.94, f"▴ {share:.0%} in the first bars", transform=ax.transAxes, **look)
-
-
-def _drawn(cell: Cell) -> list[str]:
-    """Return the names of a cell's theories in drawing order, with the exact theory last."""
-    return [name for name in _STYLES if name in cell.curves]
 
 
 def _draw_kernel_estimate(ax: Axes, cell: Cell, logarithmic: bool) -> None:
@@ -145,26 +143,6 @@ def _draw_kernel_estimate(ax: Axes, cell: Cell, logarithmic: bool) -> None:
     else:
         points = np.linspace(max(low, 0.0), high, _POINTS)
         ax.plot(points, gaussian_kde(s)(points), **_KERNEL)
-
-
-def _logarithmic_cell(ax: Axes, cell: Cell) -> None:
-    s = singular_values(cell.sampled)
-    bottom = max(s[0] * 0.7, s[-1] * 1e-13)
-    limits = (bottom, s[-1] * 1.4)
-    edges = fitting_edges(np.maximum(s, bottom))
-    heights = np.histogram(np.maximum(s, bottom), edges)[0] / len(s) / np.diff(np.log10(edges))
-    ax.stairs(heights, edges, fill=True, color=SAMPLED)
-    curves = {}
-    for name in _drawn(cell):
-        grid, values = full_curve(cell.curves[name], 0.0)
-        curves[name] = (grid, values * grid * np.log(10))
-    grid, values = curves["exact"]
-    peak = float(values[(grid > limits[0]) & (grid < limits[1])].max())
-    ceiling = 1.08 * max(peak, min(float(heights.max()), 1.3 * peak))
-    ax.set(xscale="log", xlim=limits, ylim=(0, ceiling))
-    _draw_curves(ax, curves, cell.mixer)
-    name_ticks(ax.xaxis, limits, True)
-    name_ticks(ax.yaxis, (0, ceiling), False)
 
 
 def _draw_curves(ax: Axes, curves: Mapping[str, tuple[np.ndarray, np.ndarray]], mixer: str) -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor
 
 from jpmhc.files import write_csv
-from jpmhc.report.style import EXACT, INK, SAMPLED, Look, name_ticks, save_figure
+from jpmhc.report.style import EXACT, INK, SAMPLED, Look, finish_axes, save_figure
 from jpmhc.spectra.density import COLLAPSED, Density
 from jpmhc.spectra.distances import Distances, singular_values
 from jpmhc.spectra.network import Network
@@ -115,8 +115,6 @@ def _draw_curves(curve: Density, bands: Tensor, sampled: Tensor | None, colour: 
     style = {"color": colour if curve.exact else SCALAR, "linewidth": 1.6}
     _draw_upper_bands(left, curve, bands, sampled, style)
     _draw_shares(right, curve, bands, sampled, style)
-    for ax in (left, right):
-        ax.spines[["top", "right"]].set_visible(False)
     # the legend goes below the curve if the curve starts high, or else to its upper left
     right.legend(frameon=False, fontsize=9, loc="lower center" if curve.below > 0.3 else "upper left")
     return figure
@@ -167,26 +165,18 @@ def _draw_upper_bands(ax: Axes, curve: Density, bands: Tensor, sampled: Tensor |
     else:
         margin = 0.25 * (high - low) or 0.1 * high
         limits = (max(low / 2, low - margin), high + margin)
-    grid, values = full_curve(curve, limits[1])
-    values = values * grid * np.log(10) if logarithmic else values
+    grid, values = full_curve(curve, limits[1], logarithmic)
     inside = (grid >= limits[0]) & (grid <= limits[1])
     peak = float(values[inside].max(initial=0.0))
     left_out = float(np.interp(limits[0], curve.x.sqrt().numpy(), curve.cumulative().numpy()))
     if sampled is not None:
-        s = singular_values(sampled)
-        shown = s[(s >= limits[0]) & (s <= limits[1])]
-        if len(shown) > 1:
-            edges = fitting_edges(shown) if logarithmic else np.linspace(*limits, BINS + 1)
-            width = np.diff(np.log10(edges)) if logarithmic else np.diff(edges)
-            heights = np.histogram(shown, edges)[0] / len(s) / width
-            ax.stairs(heights, edges, fill=True, color=SAMPLED)
-            peak = max(peak, min(float(heights.max()), 1.6 * peak))
+        heights = draw_samples(ax, singular_values(sampled), limits, logarithmic)
+        peak = max(peak, min(float(heights.max(initial=0.0)), 1.6 * peak))
     ax.plot(grid, values, **style)
     headroom = 1.12 if left_out < WORTH_SAYING else 1.35  # leaves space for the words above the curve
     ax.set(xscale="log" if logarithmic else "linear", xlim=limits, ylim=(0, headroom * max(peak, 1e-12)))
-    name_ticks(ax.xaxis, limits, logarithmic)
-    name_ticks(ax.yaxis, ax.get_ylim(), False)
     ax.set(xlabel="singular value", ylabel="density per decade" if logarithmic else "density")
+    finish_axes(ax)
     if left_out > WORTH_SAYING:
         words = f"◂ {left_out:.1%} of singular values\n    lie left of this axis"
         ax.text(0.015, 0.97, words, transform=ax.transAxes, va="top", fontsize=9, color=style["color"])
@@ -208,9 +198,8 @@ def _draw_shares(ax: Axes, curve: Density, bands: Tensor, sampled: Tensor | None
     label = "exact theory" if curve.exact else f"{curve.method}: not exact here"
     ax.plot(grid, shares, label=label, **style)
     ax.set(xscale="log" if logarithmic else "linear", xlim=limits, ylim=(0, 1.04))
-    name_ticks(ax.xaxis, limits, logarithmic)
-    name_ticks(ax.yaxis, (0.0, 1.0), False)
     ax.set(xlabel="singular value", ylabel="share of singular values below")
+    finish_axes(ax)
     left_out = float(np.interp(limits[0], grid, shares))
     if left_out > WORTH_SAYING:
         ax.plot([limits[0]], [left_out], marker="<", color=style["color"], clip_on=False, markersize=7)
@@ -221,14 +210,32 @@ def _draw_shares(ax: Axes, curve: Density, bands: Tensor, sampled: Tensor | None
         ax.axvline(COLLAPSED, color=INK, linewidth=0.8, linestyle="--", label=f"collapsed: below {COLLAPSED:g}")
 
 
-def full_curve(curve: Density, top: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return singular values up to `top` and their density, with zeros outside the curve's grid and in gaps."""
+def draw_samples(ax: Axes, s: np.ndarray, limits: tuple[float, float], logarithmic: bool) -> np.ndarray:
+    """Draw the histogram of the singular values s within the limits of an axis, and return the bars' heights.
+
+    The heights are shares of all values per unit, or per decade if the axis is logarithmic.
+    """
+    shown = s[(s >= limits[0]) & (s <= limits[1])]
+    if len(shown) < 2:
+        return np.zeros(0)
+    edges = fitting_edges(shown) if logarithmic else np.linspace(*limits, BINS + 1)
+    heights = np.histogram(shown, edges)[0] / len(s) / np.diff(np.log10(edges) if logarithmic else edges)
+    ax.stairs(heights, edges, fill=True, color=SAMPLED)
+    return heights
+
+
+def full_curve(curve: Density, top: float, logarithmic: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return singular values up to `top` and their density, with zeros outside the curve's grid and in gaps.
+
+    The density is per unit, or per decade for a logarithmic axis.
+    """
     s, values = (part.numpy() for part in curve.singular_values())
     dark = s * values < _DARK
     gap = np.flatnonzero((s[1:] > _GAP * s[:-1]) & dark[1:] & dark[:-1])
     s = np.insert(s, np.repeat(gap + 1, 2), np.stack([s[gap], s[gap + 1]], -1).ravel())
     values = np.insert(values, np.repeat(gap + 1, 2), 0.0)
-    return np.concatenate([[s[0]], s, [s[-1], max(top, s[-1])]]), np.concatenate([[0.0], values, [0.0, 0.0]])
+    s = np.concatenate([[s[0]], s, [s[-1], max(top, s[-1])]])
+    return s, np.concatenate([[0.0], values, [0.0, 0.0]]) * (s * np.log(10) if logarithmic else 1)
 
 
 def fitting_edges(s: np.ndarray) -> np.ndarray:

@@ -14,7 +14,6 @@ from jpmhc.mixers import ENSEMBLES, MIXERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 Look = dict[str, Any]  # options of matplotlib
@@ -126,17 +125,6 @@ def _write_power(value: float) -> str:
     return power if abs(mantissa - 1) < 1e-6 else f"{mantissa:.3g}·{power}"
 
 
-def name_ticks(axis: Axis, limits: tuple[float, float], logarithmic: bool, whole: bool = False) -> None:
-    """Give a matplotlib axis that ends at `limits` the major ticks and labels of this style, without minor ticks.
-
-    If `whole`, ticks that are not whole numbers are left out.
-    """
-    ticks = (logarithmic_ticks if logarithmic else linear_ticks)(*limits)
-    ticks = [tick for tick in ticks if not whole or tick == round(tick)]
-    axis.set_ticks(ticks, tick_labels(ticks))
-    axis.set_ticks([], minor=True)
-
-
 def finish_axes(ax: Axes, whole: tuple[bool, bool] = (False, False)) -> None:
     """Give matplotlib axes two spines and the colours of this style, and numeric axes the ticks of this style.
 
@@ -152,7 +140,9 @@ def finish_axes(ax: Axes, whole: tuple[bool, bool] = (False, False)) -> None:
     for axis, ends, counts in zip((ax.xaxis, ax.yaxis), limits, whole):
         axis.label.set_color(INK)
         if not isinstance(axis.get_major_locator(), FixedLocator):  # ticks that were set before stay
-            name_ticks(axis, (min(ends), max(ends)), axis.get_scale() == "log", counts)
+            ticks = (logarithmic_ticks if axis.get_scale() == "log" else linear_ticks)(min(ends), max(ends))
+            ticks = [tick for tick in ticks if not counts or tick == round(tick)]
+            axis.set_ticks(ticks, tick_labels(ticks))
         axis.set_ticks([], minor=True)
     ax.set(xlim=limits[0], ylim=limits[1])
 
