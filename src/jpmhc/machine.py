@@ -35,9 +35,13 @@ def ran_out_of_memory(error: RuntimeError) -> bool:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return a device's free bytes. On a CPU, cached files count as free, and a container's limit applies."""
+    """Return a device's free bytes, with those that PyTorch has reserved on a GPU and does not use.
+
+    On a CPU, cached files count as free, and a container's limit applies.
+    """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
     known = Path("/proc/meminfo")
     lines = known.read_text().splitlines() if known.exists() else []
     available = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]

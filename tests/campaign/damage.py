@@ -76,10 +76,10 @@ def damage_file(rng: np.random.Generator, config: TrainConfig, run: Path) -> tup
         file.write_bytes(after)
     if after == before:
         return what, None
-    found, fault = find_fault(lambda: checkpoint.find_checkpoint(run, "latest"), str(newest))
+    found, fault = find_fault(lambda: checkpoint.choose_checkpoint(run, "latest"), str(newest))
     if found is not None or fault:
         return what, fault or "was not noticed"
-    found, fault = find_fault(lambda: checkpoint.find_checkpoint(run, "intact"))
+    found, fault = find_fault(lambda: checkpoint.choose_checkpoint(run, "intact"))
     return what, fault or (None if found is not None and found.path == older else "the older checkpoint was not found")
 
 
@@ -150,7 +150,7 @@ def tear_log(rng: np.random.Generator, config: TrainConfig, run: Path) -> tuple[
 
 def resume(config: TrainConfig, run: Path) -> Any:
     """Load all that a resumed run loads, and the model that an evaluation loads."""
-    found = checkpoint.find_checkpoint(run, "latest")
+    found = checkpoint.choose_checkpoint(run, "latest")
     checkpoint.load_model(found)
     return Trainer(config, World(0, 1, torch.device("cpu")), found)
 

@@ -106,7 +106,7 @@ def judge_survivor(survivor: Running, status: int | None, lost: int) -> str | No
 def read_pair(out: Path) -> dict[str, Any] | None:
     """Load all that a finished run of two processes has saved."""
     try:
-        found = checkpoint.find_checkpoint(out, "latest")
+        found = checkpoint.choose_checkpoint(out, "latest")
     except ValueError:
         return None
     return {"shared": found.shared(), "ranks": [found.rank(0), found.rank(1)], "losses": read_losses(out)}

@@ -175,7 +175,7 @@ def finish(running: Running) -> str | None:
 def read_state(out: Path) -> dict[str, Any] | None:
     """Load all that a finished run has saved, and the losses in its log."""
     try:
-        found = checkpoint.find_checkpoint(out, "latest")
+        found = checkpoint.choose_checkpoint(out, "latest")
     except ValueError:
         return None
     return {"shared": found.shared(), "rank": found.rank(0), "step": found.step, "losses": read_losses(out)}

@@ -9,7 +9,7 @@ import torch
 
 from jpmhc.experiments.comparison import Comparison, LanguageExperiment, RecursiveExperiment, compare
 from jpmhc.experiments.comparison.experiment import Job
-from jpmhc.experiments.comparison.language import PRESETS
+from jpmhc.experiments.comparison.language import PRESETS, LanguageSession
 from jpmhc.experiments.models.decoder import Decoder, DecoderConfig, count_parameters
 from tests.experiments.text_files import make_token_folder
 from tests.experiments.training.small_run import small
@@ -109,12 +109,12 @@ def test_finished_runs_are_kept_and_rates_and_seeds_are_added(tmp_path):
 def test_a_run_that_was_stopped_goes_on_with_equal_bits(tmp_path):
     experiment = dataclasses.replace(TINY, steps=50, evaluate_every=20)
     job = Job("cayley", 3e-3, 0)
-    session = experiment.open(torch.device("cpu"))
+    session = LanguageSession(experiment, torch.device("cpu"))
     whole = session.train(job, tmp_path / "whole", lambda: False, lambda job, progress: None)
     weights = {name: value.clone() for name, value in session.model.state_dict().items()}
     assert session.train(job, tmp_path / "cut", lambda: True, lambda job, progress: None) is None
     steps = []
-    again = experiment.open(torch.device("cpu"))
+    again = LanguageSession(experiment, torch.device("cpu"))
     cut = again.train(job, tmp_path / "cut", lambda: False, lambda job, progress: steps.append(progress.step))
     assert steps[0] > 20
     assert cut["curves"] == whole["curves"]
@@ -122,9 +122,9 @@ def test_a_run_that_was_stopped_goes_on_with_equal_bits(tmp_path):
 
 
 def test_a_session_trains_the_same_run_whatever_it_did_before(tmp_path):
-    session = TINY.open(torch.device("cpu"))
+    train = TINY.open(torch.device("cpu"))
     jobs = [Job("cayley", 3e-3, 0), Job("cayley", 1e-2, 1), Job("cayley", 3e-3, 0)]
-    runs = [session.train(job, tmp_path, lambda: False, lambda job, progress: None) for job in jobs]
+    runs = [train(job, tmp_path, lambda: False, lambda job, progress: None) for job in jobs]
     assert runs[0]["curves"] == runs[2]["curves"] != runs[1]["curves"]
 
 

@@ -70,8 +70,8 @@ def test_a_truncated_file_is_named_and_the_older_checkpoint_is_used_only_when_as
     half, whole = tear(newest, file)
     fault = rf"{newest.name} is damaged: {file} has {half} of {whole} bytes"
     with pytest.raises(ValueError, match=rf"{fault}; --resume intact goes on from {older.name}"):
-        checkpoint.find_checkpoint(tmp_path, "latest")
-    assert checkpoint.find_checkpoint(tmp_path, "intact").path == older
+        checkpoint.choose_checkpoint(tmp_path, "latest")
+    assert checkpoint.choose_checkpoint(tmp_path, "intact").path == older
     for named in (tmp_path, newest):  # evaluate and predict have no --resume: they are told what to name
         with pytest.raises(ValueError, match=rf"{fault}; name an intact checkpoint instead: {older}$"):
             checkpoint.locate_checkpoint(named)
@@ -86,7 +86,7 @@ def test_going_on_before_a_damaged_checkpoint_sets_it_aside(tmp_path, capsys, ke
     assert "shared.pt has" in (said := capsys.readouterr().err)
     assert "step-00000006 is now step-00000006.damaged" in said
     assert [p.name for p in checkpoint.list_folders(tmp_path)] == ["step-00000004", "step-00000005"][-keep:]
-    assert checkpoint.find_checkpoint(tmp_path, "latest").step == 5
+    assert checkpoint.choose_checkpoint(tmp_path, "latest").step == 5
     assert checkpoint.locate_checkpoint(tmp_path).step == 5
     assert (tmp_path / "checkpoints" / "step-00000006.damaged" / "manifest.json").exists()
 
@@ -116,9 +116,9 @@ def test_a_changed_byte_is_noticed(tmp_path):
     with pytest.raises(ValueError, match="do not match its checksum"):
         checkpoint.verify_checkpoint(path)
     with pytest.raises(ValueError, match="no checkpoint is intact"):
-        checkpoint.find_checkpoint(tmp_path, "intact")
+        checkpoint.choose_checkpoint(tmp_path, "intact")
     with pytest.raises(ValueError, match="no other checkpoint is intact"):
-        checkpoint.find_checkpoint(tmp_path, "latest")
+        checkpoint.choose_checkpoint(tmp_path, "latest")
     with pytest.raises(ValueError, match=r"its checksum$"):  # nothing to advise
         checkpoint.locate_checkpoint(tmp_path)
 
@@ -141,7 +141,7 @@ def test_foreign_folders_are_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="lacks config, files, fingerprint"):
         checkpoint.verify_checkpoint(tmp_path)
     with pytest.raises(ValueError, match="no checkpoint in"):
-        checkpoint.find_checkpoint(tmp_path, "latest")
+        checkpoint.choose_checkpoint(tmp_path, "latest")
 
 
 def test_a_checkpoint_of_another_version_is_not_called_damaged(tmp_path):
@@ -152,7 +152,7 @@ def test_a_checkpoint_of_another_version_is_not_called_damaged(tmp_path):
     changed["config"]["colour"] = "blue"
     checkpoint.write_manifest(newest, changed)
     with pytest.raises(ValueError, match=r"step-00000004 is not a checkpoint this version reads.*colour"):
-        checkpoint.find_checkpoint(tmp_path, "intact")
+        checkpoint.choose_checkpoint(tmp_path, "intact")
 
 
 @pytest.mark.parametrize("content", [[], {}, None, {"format": checkpoint.FORMAT, "files": []}])
@@ -161,8 +161,8 @@ def test_a_manifest_that_says_nothing_is_damaged_and_can_be_gone_back_before(tmp
     older, newest = checkpoint.list_folders(tmp_path)
     (newest / "manifest.json").write_text(json.dumps(content))
     with pytest.raises(checkpoint.DamagedCheckpoint, match=rf"{newest} is damaged: manifest.json .*; --resume intact"):
-        checkpoint.find_checkpoint(tmp_path, "latest")
-    assert checkpoint.find_checkpoint(tmp_path, "intact").path == older
+        checkpoint.choose_checkpoint(tmp_path, "latest")
+    assert checkpoint.choose_checkpoint(tmp_path, "intact").path == older
 
 
 @pytest.mark.parametrize("entry", [5, {"bytes": 5}])

@@ -34,7 +34,7 @@ def run(whole, tmp_path, monkeypatch):
 
 def resume(run):
     """Load everything that a resumed run loads."""
-    found = checkpoint.find_checkpoint(run, "latest")
+    found = checkpoint.choose_checkpoint(run, "latest")
     Trainer(small(run, steps=2, model=FRAMES), World(0, 1, torch.device("cpu")), found)
 
 

@@ -56,8 +56,8 @@ def test_losses_are_those_of_one_process(runs, run):
 
 @pytest.mark.parametrize("run", [*STRATEGIES, "zero3-resumed"])
 def test_weights_frames_rows_and_averages_are_those_of_one_process(runs, run):
-    alone = checkpoint.find_checkpoint(runs / "single", "latest").shared()
-    shared = checkpoint.find_checkpoint(runs / run, "latest").shared()
+    alone = checkpoint.choose_checkpoint(runs / "single", "latest").shared()
+    shared = checkpoint.choose_checkpoint(runs / run, "latest").shared()
     assert shared["core"].keys() == alone["core"].keys()
     frames = [name for name in alone["core"] if name.endswith(".frame")]
     assert len(frames) == 4
@@ -78,7 +78,7 @@ def test_replicas_are_one_process_that_takes_its_rows_in_two_parts(runs):
     Trainer(dataclasses.replace(configuration(runs / "parts"), accumulate=2), ALONE).run()
     parts, shared = records(runs / "parts", "train"), records(runs / "ddp", "train")
     assert [r["loss"] for r in shared.values()] == [r["loss"] for r in parts.values()]
-    one, two = (checkpoint.find_checkpoint(runs / run, "latest").shared() for run in ("parts", "ddp"))
+    one, two = (checkpoint.choose_checkpoint(runs / run, "latest").shared() for run in ("parts", "ddp"))
     for part in ("core", "average", "puzzles"):
         for name, tensor in one[part].items():
             assert torch.equal(two[part][name], tensor), f"{part} {name}"

@@ -41,7 +41,7 @@ train(small(Path({str(config.out)!r}), steps={steps}, checkpoint_every=5, model=
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    found = checkpoint.find_checkpoint(config.out, "latest")
+    found = checkpoint.choose_checkpoint(config.out, "latest")
     end = found.step + 12
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -152,7 +152,7 @@ run_training(small(Path({str(out)!r}), **{options!r}))
     finally:
         process.kill()
     done = every or 3
-    found = checkpoint.find_checkpoint(out, "latest")
+    found = checkpoint.choose_checkpoint(out, "latest")
     assert found.step == done
     assert not evaluations(out)
     if ending == signal.SIGTERM:

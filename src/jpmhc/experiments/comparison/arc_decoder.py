@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -16,8 +15,9 @@ from jpmhc.experiments.comparison.experiment import (
     Job,
     Progress,
     Run,
-    Session,
     Show,
+    Stop,
+    Train,
     make_run,
 )
 from jpmhc.experiments.evaluation.decoding import SUBMISSIONS, score_decoder
@@ -56,8 +56,8 @@ class ArcDecoderExperiment(Experiment):
     def set_mixer(self, model: ArcDecoderConfig, mixer: str) -> ArcDecoderConfig:
         return super().set_mixer(model if mixer == PLAIN else dataclasses.replace(model, streams=4), mixer)
 
-    def open(self, device: torch.device) -> Session:
-        return ArcDecoderSession(self, device)
+    def open(self, device: torch.device) -> Train:
+        return ArcDecoderSession(self, device).train
 
 
 class ArcDecoderSession:
@@ -71,8 +71,8 @@ class ArcDecoderSession:
         self.compiled: PackedLoss | None = None
         self.answer_seconds = 0.0  # that the previous run's answers took
 
-    def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
-        """Start or resume one run, train it to the end and score it; see `Session`."""
+    def train(self, job: Job, folder: Path, stop: Stop, show: Show) -> Run | None:
+        """Start or resume one run, train it to the end and score it; see `Train`."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, TypedDict, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypedDict, TypeVar, cast
 from urllib.parse import quote
 
 import torch
@@ -83,16 +83,11 @@ class Progress(NamedTuple):
 Show = Callable[[Job, Progress], None]
 
 
-class Session(Protocol):
-    """One process that trains jobs one after the other, and may reuse a compiled model for the next job."""
-
-    def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
-        """Start or resume a job, and return its run; None if `stop`, which is called every few steps, returned True.
-
-        `show` is called with the job and its progress. An interrupted run leaves a checkpoint in `folder`, which the
-        caller removes when the run is finished.
-        """
-        ...
+Stop = Callable[[], bool]  # called every few steps; True interrupts the run
+Train = Callable[[Job, Path, Stop, Show], Run | None]
+"""A function that starts or resumes a job, calls `Show` with its progress, and returns its run, or None if `Stop`
+interrupted the run. An interrupted run leaves a checkpoint in the folder, which the caller removes when the run is
+finished."""
 
 
 class Experiment(ABC):
@@ -139,8 +134,11 @@ class Experiment(ABC):
         return int(self.configure(arm).steps)
 
     @abstractmethod
-    def open(self, device: torch.device) -> Session:
-        """Load the data and return a session that trains jobs."""
+    def open(self, device: torch.device) -> Train:
+        """Load the data, and return a function that trains one job after the other in this process.
+
+        The function may reuse a compiled model for the next job.
+        """
 
 
 def split_arm(arm: str) -> tuple[str, dict[str, str]]:

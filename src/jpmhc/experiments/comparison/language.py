@@ -25,8 +25,9 @@ from jpmhc.experiments.comparison.experiment import (
     Job,
     Progress,
     Run,
-    Session,
     Show,
+    Stop,
+    Train,
     append_values,
     configure_mixer,
     make_run,
@@ -123,8 +124,8 @@ class LanguageExperiment(Experiment):
         model = dataclasses.replace(model, vocabulary=read_manifest(self.tokens).vocabulary)
         return _widen(model) if mixer == WIDE else configure_mixer(model, PLAIN if mixer == LONG else mixer)
 
-    def open(self, device: torch.device) -> Session:
-        return LanguageSession(self, device)
+    def open(self, device: torch.device) -> Train:
+        return LanguageSession(self, device).train
 
     def rate_factor(self, step: int) -> float:
         """Return the learning rate's factor at a step: linear warm-up, then a cosine down to a tenth."""
@@ -190,8 +191,8 @@ class LanguageSession:
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high")
 
-    def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
-        """Start or resume one run; see `Session`."""
+    def train(self, job: Job, folder: Path, stop: Stop, show: Show) -> Run | None:
+        """Start or resume one run; see `Train`."""
         if job.arm != self.arm:
             self._build(job.arm)
         return _Training(self, job, folder).run(stop, show)
@@ -228,7 +229,7 @@ class _Training:
         if self.checkpoint.exists():
             self._load()
 
-    def run(self, stop: Callable[[], bool], show: Show) -> Run | None:
+    def run(self, stop: Stop, show: Show) -> Run | None:
         settings, length = self.settings, self.settings.model.length
         available = self.session.tokens.count_rows(length)
         starts = draw_rows(available, settings.steps * settings.batch, length, self.job.seed)

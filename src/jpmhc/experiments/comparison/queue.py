@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from jpmhc.experiments.comparison import folder
-from jpmhc.experiments.comparison.experiment import Experiment, Job, Progress, Session, Show
+from jpmhc.experiments.comparison.experiment import Experiment, Job, Progress, Show, Stop, Train
 
 Clock = Callable[[], float]
 _MARGIN = 1.05  # safety factor of estimated times
@@ -99,10 +99,10 @@ class Queue:
             self.losses[job] = loss
 
 
-def train_job(session: Session, job: Job, out: Path, stop: Callable[[], bool], show: Show) -> float | None:
+def train_job(train: Train, job: Job, out: Path, stop: Stop, show: Show) -> float | None:
     """Train a job, write its run to the comparison's folder and return its loss; None if `stop` interrupted it."""
     own = out / "training" / job.file_name
-    run = session.train(job, own, stop, show)
+    run = train(job, own, stop, show)
     if run is None:
         return None
     folder.write_rounded(folder.run_path(out, job), run)
@@ -110,7 +110,7 @@ def train_job(session: Session, job: Job, out: Path, stop: Callable[[], bool], s
     return folder.loss_of(run)
 
 
-def work_alone(queue: Queue, session: Session, out: Path, show: Show, ended: Callable[[Job], None]) -> None:
+def work_alone(queue: Queue, train: Train, out: Path, show: Show, ended: Callable[[Job], None]) -> None:
     """Train the jobs of a queue in this process.
 
     `show` is called with a job and its progress, and `ended` with every job that was trained to its end.
@@ -126,7 +126,7 @@ def work_alone(queue: Queue, session: Session, out: Path, show: Show, ended: Cal
     arm = None
     while not stop() and (job := queue.take(arm)) is not None:
         arm = job.arm
-        loss = train_job(session, job, out, stop, observe)
+        loss = train_job(train, job, out, stop, observe)
         queue.end(job, loss)
         if loss is not None:
             ended(job)
@@ -208,9 +208,9 @@ def _work(
         pipe.send(progress)
 
     try:
-        session = experiment.open(device)
+        train = experiment.open(device)
         while (job := pipe.recv()) is not None:
-            pipe.send(train_job(session, job, out, stop, show))
+            pipe.send(train_job(train, job, out, stop, show))
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return  # the parent process has ended and reports the reason
     except ValueError as error:

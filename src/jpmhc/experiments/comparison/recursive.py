@@ -4,8 +4,8 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,8 +17,9 @@ from jpmhc.experiments.comparison.experiment import (
     Job,
     Progress,
     Run,
-    Session,
     Show,
+    Stop,
+    Train,
     append_values,
     make_run,
     summarize_mixing,
@@ -53,29 +54,21 @@ class RecursiveExperiment(Experiment):
         del fields["task"]["seed"], fields["model"]["mixer"], fields["lr"]
         return {name: value for name, value in fields.items() if name not in self.decided}
 
-    def open(self, device: torch.device) -> Session:
-        return RecursiveSession(self, device)
+    def open(self, device: torch.device) -> Train:
+        return partial(self.train, device)
 
-
-@dataclass(frozen=True)
-class RecursiveSession:
-    """One process that trains recursive models."""
-
-    experiment: RecursiveExperiment
-    device: torch.device
-
-    def train(self, job: Job, folder: Path, stop: Callable[[], bool], show: Show) -> Run | None:
-        """Start one run, or resume it from its newest checkpoint; `stop` is ignored. See `Session`."""
-        run = self.experiment.configure(job.arm)
+    def train(self, device: torch.device, job: Job, folder: Path, stop: Stop, show: Show) -> Run | None:
+        """Start one run, or resume it from its newest checkpoint; `stop` is ignored. See `Train`."""
+        run = self.configure(job.arm)
         task = dataclasses.replace(run.task, seed=job.seed)
         config = dataclasses.replace(run, task=task, seed=job.seed, lr=job.learning_rate, keep=1, out=folder)
         began, diverged = time.monotonic(), None
         if checkpoint.list_folders(folder):
-            begun = checkpoint.find_checkpoint(folder, "intact")
+            begun = checkpoint.choose_checkpoint(folder, "intact")
         else:
             begun = None
             shutil.rmtree(folder, ignore_errors=True)  # the rest of a run without a checkpoint
-        trainer = Trainer(config, World(0, 1, self.device), begun, _Progress(job, show))
+        trainer = Trainer(config, World(0, 1, device), begun, _Progress(job, show))
         try:
             outcome = trainer.run()
         except NonFiniteLoss:
@@ -86,7 +79,7 @@ class RecursiveSession:
         seconds = time.monotonic() - began
         learner, curves = trainer.learner, read_log(folder / "log.jsonl")
         data = trainer.task.fingerprint()
-        return make_run(job, learner.core, self.device, data, learner.step, seconds, curves, diverged)
+        return make_run(job, learner.core, device, data, learner.step, seconds, curves, diverged)
 
 
 class _Progress(Display):

@@ -29,6 +29,7 @@ from jpmhc.experiments.tasks.arc.sequences import (
     VOCABULARY,
     Sequences,
 )
+from jpmhc.machine import free_memory
 
 LONGEST_ANSWER = LONGEST_GRID + 1  # tokens, including the end token
 _STEPS = 16  # steps between checks for finished answers, which wait for the device
@@ -75,9 +76,7 @@ class Generator:
         self.device = device = model.tokens.device
         shape = (config.layers, slots, config.heads, capacity, config.dim // config.heads)
         if device.type == "cuda":
-            free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-            free -= torch.cuda.memory_allocated(device)
-            each = 2 * model.tokens.new_empty((), dtype=model.dtype).element_size() * int(np.prod(shape)) // slots
+            free, each = free_memory(device), 2 * model.dtype.itemsize * int(np.prod(shape)) // slots
             if slots * each > 0.9 * free:
                 raise ValueError(f"{slots} slots of {each / 2**20:.0f} MiB do not fit: choose {int(0.8 * free / each)}")
         self.keys, self.values = (torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(2))

@@ -210,21 +210,14 @@ def list_intact(run: Path) -> list[Path]:
 def choose_checkpoint(run: Path, which: str) -> Checkpoint | None:
     """Return the checkpoint that a run resumes; None if `which` is "no", or "auto" and the run has no checkpoints.
 
-    "auto" is otherwise "latest"; `find_checkpoint` explains the other values of `which`.
+    Otherwise `which` is "latest" or "auto" (raise an error if the newest checkpoint is damaged), "intact" (the newest
+    undamaged checkpoint), or the folder of a checkpoint or of another run.
     """
-    new = which == "no" or (which == "auto" and not list_folders(run))
-    return None if new else find_checkpoint(run, "latest" if which == "auto" else which)
-
-
-def find_checkpoint(run: Path, which: str) -> Checkpoint:
-    """Return the checkpoint that a run resumes.
-
-    `which` is "latest" (raises an error if it is damaged), "intact" (the newest undamaged checkpoint), or the folder of
-    a checkpoint or of another run.
-    """
-    if which not in ("latest", "intact"):
-        return locate_checkpoint(which)
     folders = list_folders(run)
+    if which == "no" or (which == "auto" and not folders):
+        return None
+    if which not in ("auto", "latest", "intact"):
+        return locate_checkpoint(which)
     if not folders:
         raise ValueError(f"there is no checkpoint in {run / 'checkpoints'} to resume from")
     faults = []
@@ -232,7 +225,7 @@ def find_checkpoint(run: Path, which: str) -> Checkpoint:
         try:
             return verify_checkpoint(path)
         except DamagedCheckpoint as fault:
-            if which == "latest":
+            if which != "intact":
                 good = list_intact(run)
                 advice = f"--resume intact goes on from {good[0].name}" if good else "no other checkpoint is intact"
                 raise DamagedCheckpoint(f"{fault}; {advice}") from None

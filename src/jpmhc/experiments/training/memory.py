@@ -22,8 +22,6 @@ def refuse_memory(config: TrainConfig, task: Task, world: World) -> None:
     rows = config.batch // world.size
     fixed, per_row = state_bytes(config, task), activation_bytes(config, task)
     free = free_memory(world.device)
-    if world.device.type == "cuda":  # add memory that this process has reserved and does not use
-        free += torch.cuda.memory_reserved(world.device) - torch.cuda.memory_allocated(world.device)
     if (needed := fixed + per_row * (rows // config.accumulate)) <= free:
         return
     parts = [parts for parts in range(1, rows + 1) if rows % parts == 0 and fixed + per_row * (rows // parts) <= free]
