@@ -50,21 +50,23 @@ def parse_and_call(function: Callable[..., None], program: str, words: Sequence[
     tyro.cli(function, prog=program, args=words, description=re.sub(r"\n+Example:", "\n\nExample:", text))
 
 
-def make_option_form(default: object, **fields: Field) -> Form:
+def make_option_form(default: Any, **fields: Field) -> Form:
     """Return a form: an instance of a dataclass derived from the default's, with new annotations and values of fields.
 
-    All other fields have the values of `default`; the value of a changed or new field may be another form. The form's
-    docstring has each field's help on one line, because tyro keeps the line breaks of indented docstrings, and finds
-    comments beside fields only where a class has source code.
+    All other fields have the values of `default`, which may be the dataclass itself; the value of a changed or new
+    field may be another form. The values of a form are not checked. The form's docstring has each field's help on one
+    line, because tyro keeps the line breaks of indented docstrings, and finds comments beside fields only where a class
+    has source code.
     """
-    cls: Any = type(default)
+    cls: Any = default if isinstance(default, type) else type(default)
     new = [(name, hint, dataclasses.field(default=value)) for name, (hint, value) in fields.items()]
     helps = {field.name: get_field_docstring(cls, field.name, ()) for field in dataclasses.fields(cls)}
     lines = [f"    {name}: {' '.join((text or '').split())}" for name, text in helps.items()]
     namespace = {"__doc__": "\n".join([cls.__doc__ or "", "", "Args:", *lines]), "_library_class": cls}
+    namespace["__post_init__"] = lambda form: None
     form = dataclasses.make_dataclass(cls.__name__, new, bases=(cls,), frozen=True, namespace=namespace)
-    known = {field.name: getattr(default, field.name) for field in dataclasses.fields(cls)}
-    return form(**{**known, **{name: value for name, (_, value) in fields.items()}})
+    known = {field.name: getattr(default, field.name) for field in dataclasses.fields(cls) if field.name not in fields}
+    return form(**known, **{name: value for name, (_, value) in fields.items()})
 
 
 def read_option_form(form: Form, **changes: Any) -> Any:

@@ -54,26 +54,16 @@ def main(words: Sequence[str]) -> None:
 
 
 def compare_with_form(
-    form: Form, read: Reader, arms: tuple[str, ...], experiment: type[Experiment]
+    experiment_form: Form, read: Reader, arms: tuple[str, ...], experiment: type[Experiment]
 ) -> Callable[..., None]:
-    """Return the function of `jpmhc compare` for one task, with the options in `form` and the default `arms`.
+    """Return the function of `jpmhc compare` for one task, with the options in a form and the default `arms`.
 
     `read` turns the form with the parsed options into an experiment of the class `experiment`.
     """
-    own: Any = type(form)
+    own: Any = Annotated[type(experiment_form), tyro.conf.arg(name="")]
+    form = make_option_form(Comparison, experiment=(own, experiment_form), arms=(tuple[str, ...], arms))
 
-    def compare(
-        run: Annotated[own, tyro.conf.arg(name="")] = form,
-        arms: tuple[str, ...] = arms,
-        learning_rates: tuple[float, ...] = Comparison.learning_rates,
-        seeds: tuple[int, ...] = Comparison.seeds,
-        baselines: tuple[str, ...] = Comparison.baselines,
-        processes: int = Comparison.processes,
-        minutes: float | None = Comparison.minutes,
-        device: Literal["auto", "cpu", "cuda"] = "auto",
-        out: Path = Comparison.out,
-        runs: tuple[Path, ...] = Comparison.runs,
-    ) -> None:
+    def compare(config: Annotated[type(form), tyro.conf.arg(name="")] = form) -> None:  # type: ignore[valid-type]
         """Train plain and hyper-connected models on one task, with everything else equal, and compare them.
 
         Example: jpmhc compare language --text docs src --preset tiny --out out/tiny
@@ -90,28 +80,14 @@ def compare_with_form(
 
         The preset tiny takes a minute on two idle cores. 27m needs a GPU: one run reads 59 million tokens and takes
         about a minute on an H200. A run of 112m reads 150 million tokens and takes about ten minutes.
-
-        Args:
-            run: The model and its training.
-            arms: plain, plain-wide, plain-long or a mixer, and options such as cayley:streams=2,read=sigmoid.
-            learning_rates: The first seed is trained with all learning rates, other seeds with each arm's best one.
-            seeds: Seeds of initial weights and of the order of the data.
-            baselines: Arms whose loss is subtracted from the other arms' losses, seed by seed.
-            processes: Number of runs trained at the same time; on one GPU they share the GPU.
-            minutes: Stop all runs after this time; the same command continues the runs later.
-            device: Device for the training.
-            out: Folder for comparison.json, .md, .png and .html. Runs that are finished there are not repeated.
-            runs: Files comparison.json of other folders with the same settings; their runs are used too.
         """
         from jpmhc.report.comparison import draw_comparison, format_table, render_comparison
         from jpmhc.report.page import write_page
 
-        for arm in (*arms, *baselines):  # before the data are prepared
+        for arm in (*config.arms, *config.baselines):  # before the data are prepared
             experiment.split_arm(arm)
         with Display() as display:
-            comparison = Comparison(
-                read(run, display.say), arms, learning_rates, seeds, baselines, processes, minutes, device, out, runs
-            )
+            comparison = read_option_form(config, experiment=read(config.experiment, display.say))
 
             def show(job: Job, progress: Progress) -> None:
                 detail = None if progress.loss is None else f"loss {progress.loss:.3f}"
@@ -120,7 +96,7 @@ def compare_with_form(
                     display.finish(str(job))
 
             result = train_and_compare(comparison, show, display.say)
-        table = format_table(result)
+        table, out = format_table(result), config.out
         print(table)
         write_file(out / "comparison.md", table + "\n")
         draw_comparison(result, out / "comparison.png")

@@ -26,7 +26,8 @@ class Comparison:
 
     experiment: Experiment = field(default_factory=LanguageExperiment)  # The experiment that all runs repeat.
     arms: tuple[str, ...] = (PLAIN, *MIXERS)
-    """Arms to train: plain, or a mixer, and options such as cayley:streams=2,read=sigmoid. More can be added later."""
+    """Arms to train: plain, plain-wide, plain-long or a mixer, and options such as cayley:streams=2,read=sigmoid. More
+    can be added later."""
     learning_rates: tuple[Positive, ...] = ()
     """Learning rates. The first seed is trained with all learning rates, the other seeds with the arm's best one. If
     none is named, the experiment's default is used."""
@@ -38,7 +39,9 @@ class Comparison:
     """Time limit of the command. No run is started that cannot end in time, and unfinished runs are saved for the next
     command."""
     device: Literal["auto", "cpu", "cuda"] = "auto"  # Device to train on.
-    out: Path = Path("out/compare")  # Folder of the comparison. Its finished runs are not repeated.
+    out: Path = Path(
+        "out/compare"
+    )  # Folder for comparison.json, .md, .png, .html. Finished runs are not repeated.
     runs: tuple[Path, ...] = ()  # Files comparison.json of other folders with the same settings; their runs are copied.
 
     def __post_init__(self) -> None:
