@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from jpmhc.report.page import LARGEST, write_page
-from jpmhc.report.run_groups import group_runs
-from jpmhc.report.run_page import draw_logged, find_rates, render_runs
+from jpmhc.report.run_page import draw_logged, find_rates, group_runs, render_runs
 from jpmhc.report.run_record import read_run
 from jpmhc.report.style import colour_of
 from tests.report.run_folders import write_run, write_votes

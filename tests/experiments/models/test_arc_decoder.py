@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from jpmhc.experiments.models.arc_decoder import ArcDecoder, ArcDecoderConfig
+from jpmhc.experiments.models.arc_decoder import ArcDecoder, ArcDecoderConfig, make_block_mask, make_mask, packed_loss
 from jpmhc.experiments.models.generation import LONGEST_ANSWER, Generator, measure_losses, prepare_answering
-from jpmhc.experiments.models.packed_attention import make_block_mask, make_mask, packed_loss
 from jpmhc.experiments.tasks.arc import Arc, ArcConfig
 from jpmhc.experiments.tasks.arc.puzzles import Pair, Puzzle
 from jpmhc.experiments.tasks.arc.sequences import (

@@ -39,9 +39,7 @@ class Comparison:
     """Time limit of the command. No run is started that cannot end in time, and unfinished runs are saved for the next
     command."""
     device: Literal["auto", "cpu", "cuda"] = "auto"  # Device to train on.
-    out: Path = Path(
-        "out/compare"
-    )  # Folder for comparison.json, .md, .png, .html. Finished runs are not repeated.
+    out: Path = Path("out/compare")  # Folder for comparison.json, .md, .png, .html. Finished runs are not repeated.
     runs: tuple[Path, ...] = ()  # Files comparison.json of other folders with the same settings; their runs are copied.
 
     def __post_init__(self) -> None:

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from jpmhc.connections import parameter_groups
-from jpmhc.experiments.models.arc_decoder import ArcDecoder, RotaryAttention
-from jpmhc.experiments.models.packed_attention import make_mask, packed_loss
+from jpmhc.experiments.models.arc_decoder import ArcDecoder, RotaryAttention, make_mask, packed_loss
 from jpmhc.experiments.tasks import counter
 from jpmhc.experiments.tasks.arc import Arc
 from jpmhc.experiments.tasks.arc.sequences import Pack, PackedPairs

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from jpmhc.experiments.models.packed_attention import make_block_mask, make_mask
+from jpmhc.experiments.models.arc_decoder import make_block_mask, make_mask
 from jpmhc.experiments.tasks.arc import Arc, ArcConfig
 from jpmhc.experiments.tasks.arc.puzzles import Pair, Puzzle
 from jpmhc.experiments.tasks.arc.sequences import (
