@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from jpmhc.experiments.evaluation.scores import Answers
-from jpmhc.experiments.tasks.sudoku import grids
-from jpmhc.experiments.tasks.sudoku.dataset import BLANK, Sudoku, SudokuConfig
+from jpmhc.experiments.tasks import sudoku as grids
+from jpmhc.experiments.tasks.sudoku import BLANK, Sudoku, SudokuConfig
 
 
 @pytest.fixture(scope="module", params=[4, 6, 9])

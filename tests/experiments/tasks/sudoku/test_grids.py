@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from jpmhc.experiments.tasks.sudoku import grids as grids
+from jpmhc.experiments.tasks import sudoku as grids
 
 
 def count_solutions(puzzle: list[int], size: int, box: tuple[int, int], limit: int = 2) -> int:
