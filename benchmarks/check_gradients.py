@@ -25,7 +25,7 @@ import torch
 from harness import RESULTS, write_csv
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.learner import Learner, describe_step
-from jpmhc.experiments.training.prefetch import Prefetcher
+from jpmhc.experiments.training.prefetch import prefetch_batches
 from jpmhc.experiments.training.presets import PRESETS
 from jpmhc.experiments.training.processes import World
 
@@ -58,7 +58,7 @@ def train(config: TrainConfig, count: int | None, seconds: float, device: torch.
     learner = Learner(config, World(0, 1, device), task)
     steps: list[dict[str, Any]] = []
     start = time.monotonic()
-    for _, rows, minimum in Prefetcher(task, config, learner.rows, device).prefetch_batches(0, config.steps):
+    for _, rows, minimum in prefetch_batches(task, config, learner.rows, device, range(config.steps)):
         sums, norms = learner.take_step(rows, minimum, logs=True)
         steps.append(describe_step(learner, sums, norms))
         if len(steps) == count or (count is None and time.monotonic() - start > seconds):

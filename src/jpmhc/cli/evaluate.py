@@ -3,9 +3,10 @@
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_type_hints
 
 import tyro
+from tyro._docstrings import get_field_docstring
 
 from jpmhc.cli.command import Field, make_main, make_option_form, read_option_form
 from jpmhc.cli.output import is_first_process
@@ -13,8 +14,15 @@ from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_ch
 from jpmhc.experiments.evaluation.decoding import evaluate_decoder, find_decoder
 from jpmhc.experiments.tasks import TASKS
 
-_overrides = tuple(dict.fromkeys(config.Overrides for config in TASKS.values()))
-_TaskOptions = dataclasses.make_dataclass("TaskOptions", [], bases=_overrides, frozen=True)
+_changeable = {
+    name: Annotated[get_type_hints(config)[name] | None, tyro.conf.arg(help=f"In place of the run's ({kind}): {text}")]
+    for kind, config in TASKS.items()
+    for name in config.changeable
+    for text in [get_field_docstring(config, name, ())]
+}
+_TaskOptions = dataclasses.make_dataclass(
+    "TaskOptions", [(name, hint, None) for name, hint in _changeable.items()], frozen=True
+)
 # The annotation and the default of all task options that an evaluation may change.
 TASK_OPTIONS: Field = Annotated[_TaskOptions, tyro.conf.arg(name="")], _TaskOptions()
 

@@ -21,7 +21,7 @@ from jpmhc.experiments.comparison.statistics import (
     student_quantile,
 )
 from jpmhc.report.charts import DASHES, Axis, Chart, Line, draw_figure
-from jpmhc.report.page import FoldedText, Section, Table, render_page
+from jpmhc.report.page import Section, Table, render_page
 from jpmhc.report.style import PLAIN, SOFT, Look, colour_of, save_figure
 
 _EMPTY = "–"  # the cell of a number that is not known
@@ -141,7 +141,7 @@ def render_comparison(result: Result) -> str:
     sections = [
         Section("Results", tables=[Table(heading, rows, note)]),
         Section("Curves and differences", charts=make_charts(result)),
-        Section("Configuration", folded=[FoldedText("Settings", json.dumps(settings, indent=2, default=str))]),
+        Section("Configuration", folded=[("Settings", json.dumps(settings, indent=2, default=str))]),
     ]
     return render_page("Comparison of mixers", lead, sections)
 

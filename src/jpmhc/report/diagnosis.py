@@ -14,7 +14,7 @@ from jpmhc.diagnose import Diagnosis, Spectrum
 from jpmhc.diagnose.compare import TheoryComparison
 from jpmhc.files import write_csv
 from jpmhc.report.charts import Axis, Chart, Dashes, Line, draw_figure
-from jpmhc.report.page import FoldedText, Section, Table, render_page, show_matrix
+from jpmhc.report.page import Section, Table, render_page, show_matrix
 from jpmhc.report.style import COMPARED
 from jpmhc.spectra.density import COLLAPSED
 
@@ -53,9 +53,7 @@ def render_diagnosis(diagnosis: Diagnosis) -> str:
     sections = [
         Section("Singular values", tables=[_tabulate(diagnosis)], charts=maps),
         Section("Layers", charts=_draw_layers(diagnosis), pictures=[(heading, blocks)]),
-        Section(
-            "All numbers", [f"Note: {note}" for note in diagnosis.notes], folded=[FoldedText("As text", str(diagnosis))]
-        ),
+        Section("All numbers", [f"Note: {note}" for note in diagnosis.notes], folded=[("As text", str(diagnosis))]),
     ]
     lead = [f"From {diagnosis.start} to {diagnosis.stop}.", *verdict]
     return render_page(f"Diagnosis of {diagnosis.model}", lead, sections)

@@ -47,14 +47,6 @@ class Table:
 
 
 @dataclass(frozen=True)
-class FoldedText:
-    """A line of a page that shows a longer text when a reader clicks on it."""
-
-    line: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Section:
     """A section of a page, which shows text, tables, charts, pictures and folded texts in this order."""
 
@@ -63,7 +55,7 @@ class Section:
     tables: Sequence[Table] = ()
     charts: Sequence[Chart] = ()  # charts; charts without lines are left out
     pictures: Sequence[tuple[str, Sequence[Picture]]] = ()  # rows of pictures, each with a heading, which may be empty
-    folded: Sequence[FoldedText] = ()
+    folded: Sequence[tuple[str, str]] = ()  # lines, each with a longer text that a reader sees after a click
 
     @property
     def rows(self) -> list[tuple[str, Sequence[Picture]]]:

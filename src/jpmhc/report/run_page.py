@@ -11,7 +11,7 @@ import numpy as np
 from jpmhc.files import JsonObject
 from jpmhc.report.arc_answers import show_answers
 from jpmhc.report.charts import DASHES, Axis, Chart, Dashes, Line
-from jpmhc.report.page import FoldedText, Picture, Section, Table, render_page, show_matrix
+from jpmhc.report.page import Picture, Section, Table, render_page, show_matrix
 from jpmhc.report.run_record import RunRecord, flatten_options, to_number
 from jpmhc.report.style import PLAIN, colour_of
 
@@ -382,7 +382,7 @@ def _show_configuration(names: Sequence[str], runs: Sequence[RunRecord]) -> Sect
         note = "A plus after the commit: the source had been changed since."
         tables.append(Table(["run", "from step", *keys, "command"], starts, note))
     folded = [
-        FoldedText(f"Configuration of {name}", "\n".join(f"{option} = {value}" for option, value in one.items()))
+        (f"Configuration of {name}", "\n".join(f"{option} = {value}" for option, value in one.items()))
         for name, one in zip(names, options)
     ]
     return Section("Configuration", tables=tables, folded=folded)

@@ -7,7 +7,7 @@ import torch
 from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.tasks.sudoku import SudokuConfig
 from jpmhc.experiments.training.config import TrainConfig
-from jpmhc.experiments.training.prefetch import Prefetcher, minimum_steps
+from jpmhc.experiments.training.prefetch import minimum_steps, prefetch_batches
 
 
 def test_minimum_is_uniform_above_one_with_the_given_probability():
@@ -35,8 +35,8 @@ def test_ranks_see_parts_of_the_batch_and_a_later_start_the_same_rows():
 
     def rows(part, start, stop):
         config = TrainConfig(batch=8, model=RecursiveConfig(halt_exploration=0.5, halt_max_steps=4))
-        stream = Prefetcher(task, config, part, torch.device("cpu"))
-        return {step: (batch.inputs, minimum) for step, batch, minimum in stream.prefetch_batches(start, stop)}
+        stream = prefetch_batches(task, config, part, torch.device("cpu"), range(start, stop))
+        return {step: (batch.inputs, minimum) for step, batch, minimum in stream}
 
     whole, first, second = rows(range(8), 0, 5), rows(range(4), 0, 5), rows(range(4, 8), 0, 5)
     late = rows(range(8), 3, 5)

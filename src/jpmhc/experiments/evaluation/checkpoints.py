@@ -55,7 +55,7 @@ class Choices:
     compile: bool = False
     """Whether to compile the model, which takes half a minute and pays off in evaluations of several minutes."""
     task_options: TaskOptions = field(default_factory=dict)
-    """Changed options of the run's task by name; the task's `Overrides` has the options that may change."""
+    """Changed options of the run's task by name; the task's `changeable` has the options that may change."""
 
     def __post_init__(self) -> None:
         checks.fields(self)

@@ -98,11 +98,6 @@ class VotingTask(Task):
 
 
 @dataclass(frozen=True)
-class NoOverrides:
-    """The options that an evaluation may change: none."""
-
-
-@dataclass(frozen=True)
 class PublishedTask:
     """The task that a published model was trained on."""
 
@@ -133,8 +128,7 @@ class TaskConfig(ABC):
     votes: ClassVar[bool] = False
     """Whether variants of a puzzle vote on the answer, so that `build` returns a `VotingTask`. Evaluations can then use
     a sample of the variants, pool the votes of several checkpoints, and write a submission."""
-    Overrides: ClassVar[type] = NoOverrides
-    """A dataclass with the options that an evaluation may change, under the same names; None means no change."""
+    changeable: ClassVar[tuple[str, ...]] = ()  # options that an evaluation may change
     file_options: ClassVar[tuple[str, ...]] = ()
     """Options that name files. They may change when a run is resumed, because the fingerprint covers the files'
     content."""
@@ -154,9 +148,8 @@ class TaskConfig(ABC):
 
     def override(self, options: TaskOptions) -> Self:
         """Return a copy with changed options; raise a ValueError for options that an evaluation may not change."""
-        allowed = {field.name for field in dataclasses.fields(self.Overrides)}
         for name in options:
-            if name not in allowed:
+            if name not in self.changeable:
                 raise ValueError(f"an evaluation on this task cannot choose {name.replace('_', '-')}: leave it out")
             if name in self.file_options and getattr(self, name) is None:
                 raise ValueError(

@@ -22,7 +22,7 @@ from jpmhc.experiments.training.learner import Learner, NonFiniteLoss, describe_
 from jpmhc.experiments.training.log import Log, describe_environment
 from jpmhc.experiments.training.memory import refuse_memory
 from jpmhc.experiments.training.mixing import mixing_statistics
-from jpmhc.experiments.training.prefetch import Prefetcher
+from jpmhc.experiments.training.prefetch import make_batch, prefetch_batches
 from jpmhc.experiments.training.processes import (
     LostProcess,
     World,
@@ -87,7 +87,6 @@ class Trainer:
             self.task = config.task.build()
         refuse_memory(config, self.task, world)
         self.learner = Learner(config, world, self.task, resume)
-        self.prefetcher = Prefetcher(self.task, config, self.learner.rows, world.device)
         self.resumed = resume
         self.saved = None if resume is None else resume.path
         self.scores = self._make_scorer().scorable
@@ -143,7 +142,7 @@ class Trainer:
             log.write("resume", step, {"checkpoint": str(resumed.path), "changes": changes})
 
     def _train_steps(self, log: Log) -> None:
-        config, learner, last = self.config, self.learner, self.config.last_step
+        config, learner, last, device = self.config, self.learner, self.config.last_step, self.world.device
         if learner.step == last:
             self.display.say(f"{self.saved} has done all {last} steps: nothing is left to train")
         if not self.scores:
@@ -152,9 +151,9 @@ class Trainer:
         evaluated = any(self.world.collect((kind, learner.step) in log.known))  # the first process knows
         if learner.step and self._evaluates(learner.step) and not evaluated:
             # The resumed run ended during this evaluation: repeat it.
-            self._report(log, self.prefetcher.make_batch(learner.step - 1)[0].to(self.world.device))
+            self._report(log, make_batch(self.task, config, learner.rows, learner.step - 1)[0].to(device))
         first, started = learner.step, time.monotonic()
-        for step, rows, minimum in self.prefetcher.prefetch_batches(first, last):
+        for step, rows, minimum in prefetch_batches(self.task, config, learner.rows, device, range(first, last)):
             logs = (step + 1) % config.log_every == 0 or step + 1 == last
             with self._compiling(config.compile and step == first):
                 sums, norms = learner.take_step(rows, minimum, logs=logs, stop=self.stop is not None)

@@ -48,29 +48,23 @@ def minimum_steps(seed: int, step: int, rows: np.ndarray, probability: float, ma
     return np.where(explores, drawn, 0).astype(np.int32)
 
 
-class Prefetcher:
-    """A thread that prepares batches and halting minima (see `minimum_steps`) while earlier steps run.
+def make_batch(task: Task, config: TrainConfig, rows: range, step: int) -> tuple[Batch, Tensor]:
+    """Return one step's training rows with the numbers `rows` in the batch, and their minima from `minimum_steps`."""
+    numbers, model = np.asarray(rows), config.model
+    minimum = minimum_steps(config.seed, step, numbers, model.halt_exploration, model.halt_max_steps)
+    return task.examples(step * config.batch + numbers), torch.from_numpy(minimum)
 
-    `rows` are the rows of each batch that belong to this process; `ahead` steps are prepared in advance.
-    """
 
-    def __init__(self, task: Task, config: TrainConfig, rows: range, device: torch.device, ahead: int = 2) -> None:
-        self.task, self.config, self.device, self.ahead = task, config, device, ahead
-        self.rows = np.arange(rows.start, rows.stop)
+def prefetch_batches(
+    task: Task, config: TrainConfig, rows: range, device: torch.device, steps: range
+) -> Iterator[tuple[int, Batch, Tensor]]:
+    """Yield each step with the results of `make_batch` on the device; a thread prepares two steps in advance."""
 
-    def make_batch(self, step: int) -> tuple[Batch, Tensor]:
-        """Return the rows and the halting minima of one step, in the host's memory."""
-        config, model = self.config, self.config.model
-        rows = self.task.examples(step * config.batch + self.rows)
-        minimum = torch.from_numpy(
-            minimum_steps(config.seed, step, self.rows, model.halt_exploration, model.halt_max_steps)
-        )
-        if self.device.type == "cuda":  # pinned, so that the copy to the device does not wait
-            return rows.pin_memory(), minimum.pin_memory()
-        return rows, minimum
+    def make(step: int) -> tuple[Batch, Tensor]:
+        batch, minimum = make_batch(task, config, rows, step)
+        if device.type == "cuda":  # pinned, so that the copy to the device does not wait
+            return batch.pin_memory(), minimum.pin_memory()
+        return batch, minimum
 
-    def prefetch_batches(self, start: int, stop: int) -> Iterator[tuple[int, Batch, Tensor]]:
-        """Yield each step from `start` to `stop` - 1 with its rows and halting minima, on the device."""
-        steps = range(start, stop)
-        for (rows, minimum), step in zip(prefetch(self.make_batch, steps, self.ahead), steps):
-            yield step, rows.to(self.device, non_blocking=True), minimum.to(self.device, non_blocking=True)
+    for (batch, minimum), step in zip(prefetch(make, steps, ahead=2), steps):
+        yield step, batch.to(device, non_blocking=True), minimum.to(device, non_blocking=True)

@@ -29,20 +29,6 @@ Tested = Literal["evaluation", "training"]
 
 
 @dataclass(frozen=True)
-class ArcOverrides:
-    """The options of a run on ARC that its evaluation may change."""
-
-    test_on: Tested | None = None
-    """Puzzles whose tests are answered (ARC); None: as in the run's configuration."""
-    extra_tasks: Path | None = None
-    """New folder of the run's extra tasks, if they have moved (ARC)."""
-    evaluation_tasks: Path | None = None
-    """New folder of the run's evaluation tasks, if they have moved (ARC)."""
-    variants_from: Path | None = None
-    """New path of the run's file of variants, if it has moved (ARC)."""
-
-
-@dataclass(frozen=True)
 class ArcConfig(TaskConfig):
     """The puzzles to use, and their variants."""
 
@@ -67,8 +53,8 @@ class ArcConfig(TaskConfig):
     seed: int = 0  # Seed of variants, translations and order.
 
     votes: ClassVar[bool] = True
-    Overrides: ClassVar[type] = ArcOverrides
     file_options: ClassVar[tuple[str, ...]] = ("extra_tasks", "evaluation_tasks", "variants_from")
+    changeable: ClassVar[tuple[str, ...]] = ("test_on", *file_options)
 
     def __post_init__(self) -> None:
         checks.fields(self)
