@@ -297,6 +297,7 @@ class _Work:
             if self.progress is not None:
                 self.progress(part.name, done / part.products)
 
+        count(0)
         return count
 
     def measure_layers(

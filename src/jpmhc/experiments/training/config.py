@@ -277,5 +277,6 @@ def _restore_type(value: Any, hint: Any, name: str) -> Any:
             return Path(value)
         if type(value) is arm or (arm is float and type(value) is int):
             return value
-    expected = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
-    raise ValueError(f"{name} of the saved configuration is {checks.quote(value)}, and must be {expected}")
+    expected = [arm.__name__ if isinstance(arm, type) else str(arm).replace("typing.", "") for arm in arms]
+    words = " | ".join(expected).replace("NoneType", "None")
+    raise ValueError(f"{name} of the saved configuration is {checks.quote(value)}, and must be {words}")
