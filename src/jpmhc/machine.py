@@ -1,13 +1,17 @@
-"""Set the number of CPU threads, and measure a device's free memory."""
+"""Set the number of CPU threads, measure a device's free memory, and record CUDA graphs."""
 
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -60,3 +64,26 @@ def _free_in_container() -> float:
     except OSError:  # no container, or one without these files
         return math.inf
     return math.inf if limit == "max" else int(limit) - int(used) + (int(cached[1]) if cached else 0)
+
+
+def record_graph(
+    run: Callable[[], Result], list_tensors: Callable[[], Mapping[Any, Tensor]], device: torch.device
+) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """Record the GPU's operations in one call of `run` as a CUDA graph; return the graph and the result of `run`.
+
+    Before recording, three calls compile and choose kernels. Their effect on the tensors that `list_tensors` returns by
+    name is undone; tensors that these calls create are set to zero.
+    """
+    before = {name: tensor.clone() for name, tensor in list_tensors().items()}
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    with torch.no_grad():
+        for name, tensor in list_tensors().items():
+            tensor.copy_(before[name]) if name in before else tensor.zero_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        return graph, run()

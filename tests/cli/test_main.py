@@ -38,7 +38,6 @@ def test_help_of_a_command_imports_that_command_alone():
     assert {name for name in found if re.fullmatch(r"jpmhc\.cli\.\w+", name)} == {
         "jpmhc.cli.command",
         "jpmhc.cli.generators",
-        "jpmhc.cli.output",
     }
     assert not found & {"jpmhc.connections", "jpmhc.experiments", "matplotlib"}
 

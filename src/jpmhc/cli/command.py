@@ -1,4 +1,4 @@
-"""Parse a command's words as options, and explain wrong words in one sentence.
+"""What the commands share: options from words, one sentence about wrong words, folders for results, warnings.
 
 A form is a dataclass that extends a dataclass of the library by annotations, from which tyro reads how a user gives a
 field. The library does not import tyro: a command makes a form from the library's dataclass, lets tyro fill it in, and
@@ -15,9 +15,14 @@ import contextlib
 import dataclasses
 import difflib
 import io
+import os
 import re
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from inspect import cleandoc
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 import tyro
@@ -77,6 +82,38 @@ def read_option_form(form: Form, **changes: Any) -> Any:
     cls = form._library_class
     values = {field.name: getattr(form, field.name) for field in dataclasses.fields(cls)} | changes
     return cls(**{name: read_option_form(v) if hasattr(v, "_library_class") else v for name, v in values.items()})
+
+
+@contextlib.contextmanager
+def result_folder(folder: Path) -> Iterator[None]:
+    """Make the folder for the results at the beginning of the context; remove it if the context raises an error."""
+    new_folders = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as refusal:
+        raise ValueError(f"cannot write to {folder} ({refusal.strerror}); name a folder that can be made") from refusal
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # a folder that is not empty stays
+            for one in new_folders:
+                one.rmdir()
+        raise
+
+
+def is_first_process() -> bool:
+    """Return whether this process prints: of torchrun's processes, only the first one prints."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@contextlib.contextmanager
+def warnings_in_one_line() -> Iterator[None]:
+    """Print each warning in one line, without the line of code that raised the warning."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *source: print(f"jpmhc: warning: {message}", file=sys.stderr)
+        yield
 
 
 @contextlib.contextmanager

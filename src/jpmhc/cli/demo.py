@@ -6,8 +6,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from jpmhc.cli.command import make_main
-from jpmhc.cli.output import result_folder
+from jpmhc.cli.command import make_main, result_folder
 from jpmhc.experiments.demo import DEFAULT, DemoConfig, run_demo
 from jpmhc.experiments.training.progress import Display
 

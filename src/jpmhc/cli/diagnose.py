@@ -15,8 +15,7 @@ import tyro
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from jpmhc.cli.command import make_main
-from jpmhc.cli.output import result_folder
+from jpmhc.cli.command import make_main, result_folder
 from jpmhc.diagnose import diagnose as diagnose_model
 from jpmhc.experiments.training.checkpoint import load_model, locate_checkpoint
 from jpmhc.experiments.training.progress import Display

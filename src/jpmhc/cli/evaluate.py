@@ -8,8 +8,7 @@ from typing import Annotated, get_type_hints
 import tyro
 from tyro._docstrings import get_field_docstring
 
-from jpmhc.cli.command import Field, make_main, make_option_form, read_option_form
-from jpmhc.cli.output import is_first_process
+from jpmhc.cli.command import Field, is_first_process, make_main, make_option_form, read_option_form
 from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_checkpoints
 from jpmhc.experiments.evaluation.decoding import evaluate_decoder, find_decoder
 from jpmhc.experiments.tasks import TASKS

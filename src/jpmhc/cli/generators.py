@@ -3,8 +3,7 @@
 from contextlib import nullcontext
 from pathlib import Path
 
-from jpmhc.cli.command import make_main
-from jpmhc.cli.output import result_folder
+from jpmhc.cli.command import make_main, result_folder
 from jpmhc.files import write_json
 from jpmhc.paper.generators.question import Question
 from jpmhc.paper.generators.random_walk import plain_spectral_gap

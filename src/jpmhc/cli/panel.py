@@ -5,8 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from jpmhc.cli.command import make_main
-from jpmhc.cli.output import result_folder
+from jpmhc.cli.command import make_main, result_folder
 from jpmhc.experiments.training.progress import Display
 from jpmhc.paper.panel import PanelConfig
 from jpmhc.paper.panel import panel as compute_cells

@@ -5,9 +5,8 @@ from typing import Annotated
 
 import tyro
 
-from jpmhc.cli.command import make_main, make_option_form, read_option_form
+from jpmhc.cli.command import is_first_process, make_main, make_option_form, read_option_form
 from jpmhc.cli.evaluate import TASK_OPTIONS, chosen_options
-from jpmhc.cli.output import is_first_process
 from jpmhc.experiments.evaluation.checkpoints import VOTES, PredictConfig, predict_answers
 
 _FORM = make_option_form(

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from jpmhc import checks
-from jpmhc.cli.command import make_main
-from jpmhc.cli.output import result_folder
+from jpmhc.cli.command import make_main, result_folder
 from jpmhc.diagnose.recommend import Candidate
 from jpmhc.diagnose.recommend import recommend as rank_mixers
 from jpmhc.experiments.training.progress import Display

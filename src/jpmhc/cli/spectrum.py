@@ -19,8 +19,7 @@ from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.checks import Count, Positive
-from jpmhc.cli.command import make_main
-from jpmhc.cli.output import result_folder, warnings_in_one_line
+from jpmhc.cli.command import make_main, result_folder, warnings_in_one_line
 from jpmhc.experiments.training.progress import Display
 from jpmhc.paper.methods import METHODS, WITHOUT_DENSITY, transform
 from jpmhc.report.spectrum import Answer, draw_spectrum, print_answer, write_curve

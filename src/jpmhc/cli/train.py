@@ -10,8 +10,7 @@ import torch
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from jpmhc.cli.command import Field, Form, make_option_form, parse_and_call, read_option_form
-from jpmhc.cli.output import is_first_process
+from jpmhc.cli.command import Field, Form, is_first_process, make_option_form, parse_and_call, read_option_form
 from jpmhc.experiments.models.connections import ConnectionConfig, read_basis
 from jpmhc.experiments.tasks import TASKS, kind_of
 from jpmhc.experiments.training import arc_loop, loop, run_folder

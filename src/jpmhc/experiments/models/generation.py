@@ -29,7 +29,7 @@ from jpmhc.experiments.tasks.arc.sequences import (
     VOCABULARY,
     Sequences,
 )
-from jpmhc.machine import free_memory
+from jpmhc.machine import free_memory, record_graph
 
 LONGEST_ANSWER = LONGEST_GRID + 1  # tokens, including the end token
 _STEPS = 16  # steps between checks for finished answers, which wait for the device
@@ -161,29 +161,13 @@ class Generator:
 
     def _run_steps(self) -> None:
         if self.device.type == "cuda" and self.graph is None:
-            self._record()
+            names = ("lengths", "token", "coordinates", "counts", "log_probability", "done", "written")
+            self.graph, _ = record_graph(self._step, lambda: {n: getattr(self, n) for n in names}, self.device)
         for _ in range(_STEPS):
             if self.graph is None:
                 self._step()
             else:
                 self.graph.replay()
-
-    def _record(self) -> None:
-        """Record a step as a CUDA graph, after two steps that compile the kernels, and restore the slots' state."""
-        names = ("lengths", "token", "coordinates", "counts", "log_probability", "done", "written")
-        saved = {name: getattr(self, name).clone() for name in names}
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                self._step()
-        torch.cuda.current_stream(self.device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._step()
-        self.graph = graph
-        for name, tensor in saved.items():
-            getattr(self, name).copy_(tensor)
 
     def _step(self) -> None:
         """Run the model on each slot's newest token and write the next token."""

@@ -24,6 +24,7 @@ from jpmhc.experiments.training.config import FREE, ArcDecoderRun
 from jpmhc.experiments.training.contents import Content, explaining_misfit, load_content
 from jpmhc.experiments.training.prefetch import prefetch
 from jpmhc.files import replacing
+from jpmhc.machine import record_graph
 from jpmhc.optim import NorMuon
 from jpmhc.optim.base import ParameterGroup
 
@@ -257,31 +258,11 @@ class Training:
 
 
 class RecordedStep:
-    """A CUDA graph of the device's operations in a training's next step.
-
-    Before recording, three steps compile and choose kernels. Their effect is undone, so that every step of a run is a
-    replay of the graph.
-    """
+    """A CUDA graph of the device's operations in a training's next step, which every step of the run replays."""
 
     def __init__(self, training: Training) -> None:
-        device = training.device
-        self.pack = training.pairs.pack(training.epoch, training.index).to(device)
-        before = {name: tensor.clone() for name, tensor in training.tensors().items()}
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                training.compute(self.pack)
-        torch.cuda.current_stream(device).wait_stream(stream)
-        with torch.no_grad():
-            for name, tensor in training.tensors().items():
-                if name in before:
-                    tensor.copy_(before[name])
-                else:  # a new optimiser's state begins at zero
-                    tensor.zero_()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.sums = training.compute(self.pack)
+        self.pack = training.pairs.pack(training.epoch, training.index).to(training.device)
+        self.graph, self.sums = record_graph(lambda: training.compute(self.pack), training.tensors, training.device)
 
     def replay(self, pack: Pack) -> Tensor:
         """Train on a pack; return the loss and the gradient's norm in a tensor that the next step overwrites. [2]"""

@@ -2,7 +2,7 @@
 
 import warnings
 
-from jpmhc.cli.output import warnings_in_one_line
+from jpmhc.cli.command import warnings_in_one_line
 
 
 def test_warnings_are_one_line_and_only_inside(capsys):
