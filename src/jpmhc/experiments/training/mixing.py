@@ -1,7 +1,8 @@
 """Statistics of a model's mixing matrices H_res: distance to the mixer's set and to the identity, and products."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -21,44 +22,32 @@ def mixing_statistics(model: nn.Module, run: Callable[[], object]) -> dict[str, 
     share of singular values below 0.1. After each connection: the product's mean singular values, for the model and for
     random matrices of the same mixer. The result is empty for a plain model.
     """
-    modules = {name: m for name, m in model.named_modules() if isinstance(m, HyperConnection)}
-    if not modules:
+    names = {block: name for name, block in model.named_modules() if isinstance(block, HyperConnection)}
+    if not names:
         return {}
-    distance: dict[str, list[Tensor]] = {name: [] for name in modules}
-    violation: dict[str, list[Tensor]] = {name: [] for name in modules}
-    skips: dict[str, list[Tensor]] = {name: [] for name in modules}
-    products: list[Tensor] = []
+    calls: list[tuple[HyperConnection, Tensor]] = []
 
-    def record(name: str, skip: Tensor, tokens: int) -> None:
-        skip = skip.float().flatten(0, -3)
-        eye = torch.eye(skip.shape[-1], dtype=skip.dtype, device=skip.device)
-        distance[name].append(torch.linalg.matrix_norm(skip - eye).mean())
-        violation[name].append(modules[name].mixer.violation(skip).max())
-        wide = skip.double().expand(tokens, -1, -1)  # a deep product may leave float32's range
-        skips[name].append(wide.mean(0))
-        products.append(wide if not products else wide @ products[-1])
-
-    def observe(name: str, block: HyperConnection) -> AbstractContextManager[None]:
-        """Return a context in which the connection's H_res are recorded at every read."""
-
-        def read(block: HyperConnection, x: Tensor) -> tuple[Tensor, State]:
-            record(name, block.coefficients(x).skip, x.shape[:-2].numel())
-            return block.read_in_best_form(x)
-
-        return block.computed_by(read)
+    def read(block: HyperConnection, x: Tensor) -> tuple[Tensor, State]:
+        skip = block.coefficients(x).skip.double().flatten(0, -3)  # a deep product may leave float32's range
+        calls.append((block, skip.expand(x.shape[:-2].numel(), -1, -1)))
+        return block.read_in_best_form(x)
 
     with ExitStack() as contexts:
-        for name, block in modules.items():
-            contexts.enter_context(observe(name, block))
+        for block in names:
+            contexts.enter_context(block.computed_by(read))
         run()
+    products = _multiply_up(skip for _, skip in calls)
     values = torch.linalg.svdvals(torch.stack(products))  # [depth, tokens, n]
     last = values[-1].flatten()
     low, middle, high = last.quantile(last.new_tensor([0.0, 0.5, 1.0])).tolist()
-    mixer = next(iter(modules.values())).mixer
+    mixer, eye = next(iter(names)).mixer, torch.eye(values.shape[-1]).to(values)
+    skips = {name: torch.stack([skip for called, skip in calls if called is block]) for block, name in names.items()}
     return {
-        "skips": {name: _round_all(torch.stack(s).mean(0)) for name, s in skips.items()},
-        "distance_to_identity": {name: torch.stack(d).mean().item() for name, d in distance.items()},
-        "violation": {name: torch.stack(v).max().item() for name, v in violation.items()},
+        "skips": {name: _round_all(own.mean((0, 1))) for name, own in skips.items()},
+        "distance_to_identity": {
+            name: torch.linalg.matrix_norm(own - eye).mean().item() for name, own in skips.items()
+        },
+        "violation": {name: block.mixer.violation(skips[name]).max().item() for block, name in names.items()},
         "product_singular_values": {"smallest": low, "median": middle, "largest": high},
         "product_collapsed": (last < 0.1).double().mean().item(),
         "product_over_depth": _round_all(values.mean(1)),
@@ -69,10 +58,12 @@ def mixing_statistics(model: nn.Module, run: Callable[[], object]) -> dict[str, 
 def _random_product_over_depth(mixer: Mixer, depth: int, draws: int = 64) -> Tensor:
     """Return the mean singular values of products of 1, …, depth random matrices from `Mixer.sample`. [depth, n]"""
     drawn = type(mixer).sample(mixer.streams, (depth, draws), generator=torch.Generator().manual_seed(0))
-    products = [drawn[0]]
-    for skip in drawn[1:]:
-        products.append(skip @ products[-1])
-    return torch.linalg.svdvals(torch.stack(products)).mean(1)
+    return torch.linalg.svdvals(torch.stack(_multiply_up(drawn))).mean(1)
+
+
+def _multiply_up(skips: Iterable[Tensor]) -> list[Tensor]:
+    """Return the products of the first 1, 2, 3, … skips, the first skip on the right."""
+    return list(accumulate(skips, lambda product, skip: skip @ product))
 
 
 def _round_all(values: Tensor) -> list[list[float]]:
