@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from jpmhc.experiments.evaluation.votes import AnsweredTest, Candidate
+from jpmhc.experiments.tasks.arc.puzzles import parse_grid
 from jpmhc.experiments.training.config import flatten_fields
 from jpmhc.files import JsonObject, NotJson, parse_json, read_json_object
 
@@ -125,20 +126,15 @@ def _read_votes(folder: Path) -> tuple[list[AnsweredTest], list[str]]:
 def to_answered(test: JsonObject) -> AnsweredTest | None:
     """Return one test of a votes file; None if the test is damaged."""
     try:
-        candidates = [Candidate(_to_grid(one["grid"]), int(one["votes"]), int(one["of"])) for one in test["candidates"]]
-        truth = None if test.get("output") is None else _to_grid(test["output"])
-        return AnsweredTest(str(test.get("task")), int(test.get("test", 0)), _to_grid(test["input"]), truth, candidates)
+        candidates = [
+            Candidate(parse_grid(one["grid"]), int(one["votes"]), int(one["of"])) for one in test["candidates"]
+        ]
+        truth = None if test.get("output") is None else parse_grid(test["output"])
+        return AnsweredTest(
+            str(test.get("task")), int(test.get("test", 0)), parse_grid(test["input"]), truth, candidates
+        )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return None
-
-
-def _to_grid(cells: list[list[int]]) -> np.ndarray:
-    grid = np.array(cells)
-    if grid.ndim != 2 or grid.dtype.kind != "i" or not 1 <= min(grid.shape) <= max(grid.shape) <= 64:
-        raise ValueError("a grid has at most 64 rows of the same number of whole numbers")
-    if grid.min() < 0 or grid.max() > 9:
-        raise ValueError("the colours of a grid are 0 to 9")
-    return grid.astype(np.uint8)
 
 
 def flatten_options(config: JsonObject) -> dict[str, str]:

@@ -107,12 +107,13 @@ def _parse_pair(pair: object, where: str, optional_output: bool) -> Pair:
             raise _Fault(f'{where}: "{side}" is missing')
     output = pair.get("output")
     return Pair(
-        _parse_grid(pair["input"], f"{where}, input"),
-        None if output is None else _parse_grid(output, f"{where}, output"),
+        parse_grid(pair["input"], f"{where}, input"),
+        None if output is None else parse_grid(output, f"{where}, output"),
     )
 
 
-def _parse_grid(value: object, where: str) -> np.ndarray:
+def parse_grid(value: object, where: str = "") -> np.ndarray:
+    """Return the array of a grid in a JSON file; the message of an error begins with `where`, the grid's position."""
     rows = value.tolist() if isinstance(value, np.ndarray) else value
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         raise _Fault(f"{where}: a grid is a list of rows of colours, not {_type_of(rows)}")
