@@ -14,16 +14,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import inspect
 import io
 import os
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from inspect import cleandoc
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import tyro
 from tyro import _errors
@@ -51,8 +51,25 @@ def parse_and_call(function: Callable[..., None], program: str, words: Sequence[
 
     The function's docstring becomes the help of the program, with each "Example:" on a line of its own.
     """
-    text = cleandoc(function.__doc__ or "").partition("\n\nArgs:")[0]
+    text = inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:")[0]
     tyro.cli(function, prog=program, args=words, description=re.sub(r"\n+Example:", "\n\nExample:", text))
+
+
+def options_of(function: Callable[..., Any], *names: str) -> Any:
+    """Return the annotation for some keyword arguments of a library function, given as options without a prefix.
+
+    The value is a dict of the arguments. The help comes from the function's docstring.
+    """
+
+    def keep(**options: Any) -> dict[str, Any]:
+        return options
+
+    signature = inspect.signature(function, eval_str=True)
+    chosen = [signature.parameters[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in names]
+    keep.__signature__ = signature.replace(parameters=chosen, return_annotation=dict)  # type: ignore[attr-defined]
+    keep.__annotations__ = {parameter.name: parameter.annotation for parameter in chosen}
+    keep.__doc__ = function.__doc__
+    return Annotated[dict, tyro.conf.arg(name="", constructor=keep)]
 
 
 def make_option_form(default: Any, **fields: Field) -> Form:

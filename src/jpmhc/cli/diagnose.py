@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ import tyro
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from jpmhc.cli.command import make_main, result_folder
+from jpmhc.cli.command import make_main, options_of, result_folder
 from jpmhc.diagnose import diagnose as diagnose_model
 from jpmhc.experiments.training.checkpoint import load_model, locate_checkpoint
 from jpmhc.experiments.training.progress import Display
@@ -24,16 +24,11 @@ from jpmhc.files import write_file
 
 def diagnose(
     model: Annotated[str, tyro.conf.Positional],
+    options: options_of(diagnose_model, "method", "tokens", "probes", "steps", "seconds", "seed"),  # type: ignore[valid-type]
     between: Annotated[tuple[str | None, str | None] | None, tyro.conf.arg(metavar="FIRST LAST")] = None,
     text: str | None = None,
     length: int | None = None,
-    method: Literal["auto", "dense", "lanczos"] = "auto",
-    tokens: int = 2,
-    probes: int = 4,
-    steps: int = 64,
-    seconds: float = 120.0,
     device: str = "cpu",
-    seed: int = 0,
     out: Path = Path("out/diagnose"),
 ) -> None:
     """Measure the singular values of a real model's Jacobian, beside the theory, and say what is healthy.
@@ -48,14 +43,7 @@ def diagnose(
             None instead of a name is the model's input or output.
         text: Text that a Hugging Face model reads; by default tokens spread over its vocabulary.
         length: Number of tokens without --text; 16 by default.
-        method: dense computes every row of the Jacobian by a backward pass; lanczos estimates the spectrum from random
-            vectors; auto is dense if that fits into memory and time.
-        tokens: Number of tokens to measure one by one, beside the whole map.
-        probes: Number of random vectors of Lanczos quadrature.
-        steps: Number of Lanczos steps per random vector.
-        seconds: Time limit of the measurements in seconds.
         device: Device for the computation: cpu or cuda.
-        seed: Seed of the random vectors.
         out: Folder for diagnosis.png, diagnosis.html, diagnosis.txt and singular_values.csv.
     """
     from jpmhc.report.diagnosis import write_singular_values
@@ -78,12 +66,7 @@ def diagnose(
             built.to(device),
             tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs),
             between,
-            method=method,
-            tokens=tokens,
-            probes=probes,
-            steps=steps,
-            seconds=seconds,
-            seed=seed,
+            **options,
             say=lambda sentence: print(f"plan: {sentence}"),
             progress=lambda name, share: display.show(name, round(100 * share), 100),
         )

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 from jpmhc import checks
-from jpmhc.cli.command import make_main, result_folder
+from jpmhc.cli.command import make_main, options_of, result_folder
 from jpmhc.diagnose.recommend import Candidate
 from jpmhc.diagnose.recommend import recommend as rank_mixers
 from jpmhc.experiments.training.progress import Display
@@ -13,22 +12,18 @@ from jpmhc.spectra import Density, density
 
 # The smoothing of the drawn spectra, relative to the squared singular value.
 _SMOOTHING = 0.01
+# The arguments of `rank_mixers` that are options under the same names.
+_OPTIONS = ("streams", "norm", "dim", "ratio", "scales", "gated", "start_variance")
 # Progress is shown for depths above this, whose computation takes long.
 _LONG = 200
 
 
 def recommend(
+    options: options_of(rank_mixers, *_OPTIONS),  # type: ignore[valid-type]
     depth: int = 24,
-    streams: int = 4,
     mixers: tuple[str, ...] = (),
     activation: str = "gelu",
-    norm: Literal["pre", "post"] = "pre",
     drift: float = 0.1,
-    dim: int = 1024,
-    ratio: float = 4.0,
-    scales: tuple[float, float] = (1.0, 1.0),
-    gated: bool = False,
-    start_variance: float = 1.0,
     depth_range: tuple[int, ...] = (),
     spectra: int = 0,
     out: Path = Path("out/recommend"),
@@ -40,17 +35,9 @@ def recommend(
 
     Args:
         depth: Number of sublayers: two for each block of a transformer.
-        streams: Number of streams n.
         mixers: Names of mixers, or MODULE:CLASS for a mixer of your own; by default all names.
         activation: The sublayers' activation: gelu, silu, relu, tanh, ..., or MODULE:NAME for a spectra.Activation.
-        norm: A norm before each sublayer (pre), or of every stream after each write (post).
         drift: Distance by which each skip is moved from the identity to imitate training: at most 1.
-        dim: Number of features per stream, for the costs.
-        ratio: Number of hidden features of a sublayer divided by its number of features.
-        scales: For each of a sublayer's two weight matrices, the variance of an entry times the number of columns;
-            0.333 0.333 is PyTorch's default.
-        gated: Gated sublayers, such as SwiGLU.
-        start_variance: Mean square of the embeddings.
         depth_range: Several depths instead of --depth, for a curve over depth.
         spectra: Draw the predicted spectra of this many of the best mixers at the last depth; up to a minute each.
         out: Folder for recommendation.png and recommendation.csv.
@@ -72,19 +59,7 @@ def recommend(
         for one in depths:
             if len(depths) > 1 or one > _LONG:
                 show(f"depth {one}")
-            answer = rank_mixers(
-                one,
-                streams,
-                activation,
-                norm=norm,
-                drift=drift,
-                dim=dim,
-                ratio=ratio,
-                scales=scales,
-                gated=gated,
-                start_variance=start_variance,
-                mixers=mixers or None,
-            )
+            answer = rank_mixers(one, activation=activation, drift=drift, mixers=mixers or None, **options)
             ranked.append((one, answer))
     print_recommendations(ranked)
     if spectra:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,8 @@ from jpmhc.diagnose.diagnosis import Diagnosis
 from jpmhc.diagnose.jacobian import Jacobian, LinearisedMap, linearise, shared_positions
 from jpmhc.diagnose.layers import LayerMeasurement, measure_gain, measure_gradients, measure_streams
 from jpmhc.diagnose.methods import (
-    METHODS,
     SVD_SECONDS,
+    Method,
     Part,
     describe_bytes,
     describe_time,
@@ -56,7 +56,7 @@ def diagnose(
     inputs: Any,
     between: Sequence[str | None] | None = None,
     *,
-    method: str = "auto",
+    method: Method = "auto",
     tokens: int = 2,
     probes: int = 4,
     steps: int = 64,
@@ -97,7 +97,7 @@ def diagnose(
         >>> len(diagnosis.verdict), len(diagnosis.layers), diagnosis.whole.shape
         (5, 2, (24, 24))
     """
-    checks.choice(method, METHODS, "method")
+    checks.choice(method, get_args(Method), "method")
     for name, value in (("tokens", tokens), ("probes", probes), ("steps", steps)):
         checks.whole_number(value, name)
     checks.positive_number(seconds, "seconds")

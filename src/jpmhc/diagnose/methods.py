@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from jpmhc.diagnose.spectrum import Spectrum
 from jpmhc.machine import free_memory
 from jpmhc.spectra import trace
 
-METHODS = ("auto", "dense", "lanczos")
+Method = Literal["auto", "dense", "lanczos"]
 # Seconds per multiplication and addition in a singular value decomposition, and the largest size to decompose.
 SVD_SECONDS = 4e-10
 _LARGEST = 6000

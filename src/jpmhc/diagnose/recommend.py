@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from jpmhc.spectra.summary import direct_path, shares_below
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NORMS = ("pre", "post")
+Norm = Literal["pre", "post"]
 _SEED = 0
 # With these settings, shares of collapsed singular values have an error of about one per cent.
 _ARC = 6
@@ -182,7 +182,7 @@ def recommend(
     streams: int = 4,
     activation: str | Activation = "gelu",
     *,
-    norm: str = "pre",
+    norm: Norm = "pre",
     drift: float = 0.1,
     dim: int = 1024,
     ratio: float = 4.0,
@@ -221,7 +221,7 @@ def recommend(
         checks.whole_number(dim, "dim"),
     )
     checks.fits_memory(100 * 8 * depth * streams**2, f"the theory of {depth} layers with {streams} streams")
-    checks.choice(norm, NORMS, "norm")
+    checks.choice(norm, get_args(Norm), "norm")
     if streams == 1:
         raise ValueError("one stream has nothing to mix: streams must be at least 2")
     checks.inside(drift, "(0, 1]", "drift")
