@@ -107,8 +107,8 @@ def import_model(
 
     Args:
         file: The checkpoint.
-        identifiers: The identifiers.json of the model's training data.
-        config: The all_config.yaml from the checkpoint's folder.
+        identifiers: The identifiers.json of the model's training data, with the puzzle of each row of the puzzle table.
+        config: The all_config.yaml from the checkpoint's folder, with the numbers of cycles.
         out: Folder of the new run.
         mixer: Mixer of hyper-connections to add to the model, whose outputs stay equal; None for no hyper-connections.
         streams: Number of residual streams of the hyper-connections; None for four.

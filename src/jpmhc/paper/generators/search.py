@@ -126,7 +126,7 @@ def best_generating_set(
     Args:
         n: The number of streams, 2 to 8.
         size: The number of permutations, K.
-        contains_identity: Whether the set must contain the identity.
+        contains_identity: Whether the set must contain the identity, as for a mixer that starts as the plain residual.
         reversible: Whether the set must be closed under inverses.
         method: "exhaustive" (n ≤ 7) proves its answer, "local" does not; "auto" is exhaustive up to 10⁹ classes.
         workers: The number of processes of an exhaustive search; one per core if None. Short searches use one.
