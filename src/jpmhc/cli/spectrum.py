@@ -142,25 +142,21 @@ def _or(value: T | None, default: T) -> T:
     return default if value is None else value
 
 
-def answer_query(query: Query, progress: Callable[[str], None] | None = None) -> Answer:
+def answer_query(query: Query, progress: Callable[[str], None] = lambda stage: None) -> Answer:
     """Return the predicted spectrum of a query's network, with sampled networks to compare if `query.simulate`.
 
     `progress` is called with the name of each stage when it begins.
     """
 
-    def stage(name: str) -> None:
-        if progress is not None:
-            progress(name)
-
     network = query.network()
     if query.simulate:
         refuse_size(network.streams, _or(query.width, WIDTH))
     start = time.perf_counter()
-    stage("density")
+    progress("density")
     relative = _or(query.relative_eta, RELATIVE_ETA)
     compute = cauchy if query.method == EXACT_METHOD else transform(query.method)
     curve = density(network, None, query.eta, query.refine, transform=compute, relative_eta=relative)
-    stage("edges and moments")
+    progress("edges and moments")
     with warnings.catch_warnings():
         # The density has already warned if the method is not exact for the network.
         warnings.filterwarnings("ignore", "method '", UserWarning)
@@ -170,7 +166,7 @@ def answer_query(query: Query, progress: Callable[[str], None] | None = None) ->
     sampled, apart = None, None
     if query.simulate:
         samples = _or(query.samples, SAMPLES)
-        stage(f"{samples} sampled networks")
+        progress(f"{samples} sampled networks")
         sampled = simulate(network, _or(query.width, WIDTH), samples, query.seed)
         apart = distances(curve, sampled)
     return Answer(network, curve, bands, exact.cpu(), sampled, apart, seconds)

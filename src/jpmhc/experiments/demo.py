@@ -98,7 +98,9 @@ class DemoRun:
     spectra: Spectra | None = None  # the Jacobian's spectra after training, in each model's first run only
 
 
-def run_demo(config: DemoConfig, report: Callable[[str, int, int], None] | None = None) -> list[DemoRun]:
+def run_demo(
+    config: DemoConfig, report: Callable[[str, int, int], None] = lambda name, done, of: None
+) -> list[DemoRun]:
     """Train the plain network and every mixer with every seed, and return the runs ordered by mixer and seed.
 
     After each run, `report` is called with its name, the number of finished runs, and the number of all runs.
@@ -108,8 +110,7 @@ def run_demo(config: DemoConfig, report: Callable[[str, int, int], None] | None 
     runs: dict[tuple[str, int], DemoRun] = {}
     for outcome in _work_through(config, jobs, workers):
         runs[outcome.name, outcome.seed] = outcome
-        if report is not None:
-            report(f"{outcome.name}, seed {outcome.seed}", len(runs), len(jobs))
+        report(f"{outcome.name}, seed {outcome.seed}", len(runs), len(jobs))
     return [runs[name, seed] for name in (PLAIN, *config.mixers) for seed in range(config.seeds)]
 
 

@@ -3,18 +3,18 @@
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from jpmhc.connections import HyperConnection
 from jpmhc.connections.contract import State
+from jpmhc.files import JsonObject
 from jpmhc.mixers import Mixer
 
 
 @torch.no_grad()
-def mixing_statistics(model: nn.Module, run: Callable[[], object]) -> dict[str, Any]:
+def mixing_statistics(model: nn.Module, run: Callable[[], object]) -> JsonObject:
     """Run a whole, unsharded model on a few rows, and return statistics of its connections' mixing matrices H_res.
 
     For each connection: the mean H_res, its mean Frobenius distance to the identity, and the largest distance to the
