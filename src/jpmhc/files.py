@@ -117,9 +117,21 @@ def write_json(path: Path, value: object, indent: int | None = None) -> Path:
     return write_file(path, json.dumps(value, indent=indent, allow_nan=False) + "\n")
 
 
-def require_writable(path: Path) -> None:
-    """Raise an OSError if a file cannot be written. Nothing is written, and a full disk is not noticed."""
-    with _naming_file(path):
+@contextlib.contextmanager
+def explaining_write_errors(path: Path, option: str = "--out") -> Iterator[None]:
+    """Turn an OSError from writing to a path into a ValueError that advises to name another `option`."""
+    try:
+        yield
+    except OSError as refusal:
+        raise ValueError(f"cannot write to {path} ({refusal.strerror}): name another {option}") from refusal
+
+
+def require_writable(path: Path, option: str = "--out") -> None:
+    """Raise a ValueError as `explaining_write_errors` does if a file cannot be written.
+
+    Called before results are computed; nothing is written, and a full disk is not noticed.
+    """
+    with explaining_write_errors(path, option):
         target = Path(os.path.realpath(path))
         if _is_replaceable(target):
             with TemporaryFile(dir=next(folder for folder in target.parents if folder.exists())):

@@ -1,4 +1,4 @@
-"""What the commands share: options from words, one sentence about wrong words, folders for results, warnings.
+"""What the commands share: options from words, one sentence about wrong words, warnings.
 
 A form is a dataclass that extends a dataclass of the library by annotations, from which tyro reads how a user gives a
 field. The library does not import tyro: a command makes a form from the library's dataclass, lets tyro fill it in, and
@@ -21,8 +21,6 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Annotated, Any, NoReturn
 
 import tyro
@@ -99,25 +97,6 @@ def read_option_form(form: Form, **changes: Any) -> Any:
     cls = form._library_class
     values = {field.name: getattr(form, field.name) for field in dataclasses.fields(cls)} | changes
     return cls(**{name: read_option_form(v) if hasattr(v, "_library_class") else v for name, v in values.items()})
-
-
-@contextlib.contextmanager
-def result_folder(folder: Path) -> Iterator[None]:
-    """Make the folder for the results at the beginning of the context; remove it if the context raises an error."""
-    new_folders = [one for one in (folder, *folder.parents) if not one.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as refusal:
-        raise ValueError(f"cannot write to {folder} ({refusal.strerror}); name a folder that can be made") from refusal
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):  # a folder that is not empty stays
-            for one in new_folders:
-                one.rmdir()
-        raise
 
 
 def is_first_process() -> bool:

@@ -6,9 +6,10 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from jpmhc.cli.command import make_main, result_folder
+from jpmhc.cli.command import make_main
 from jpmhc.experiments.demo import DEFAULT, DemoConfig, run_demo
 from jpmhc.experiments.training.progress import Display
+from jpmhc.files import require_writable
 
 
 def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEFAULT, out: Path = Path("out/demo")) -> None:
@@ -22,7 +23,8 @@ def demo(config: Annotated[DemoConfig, tyro.conf.arg(name="")] = DEFAULT, out: P
     """
     from jpmhc.report.demo import sum_up, tabulate_outcomes, write_demo_page
 
-    with result_folder(out), Display() as display:
+    require_writable(out / "demo.html")
+    with Display() as display:
         display.say(f"training {config.title}")
         outcomes = run_demo(config, lambda name, done, of: display.show("runs", done, of, name))
     Console().print(tabulate_outcomes(outcomes, config))

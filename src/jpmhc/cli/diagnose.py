@@ -15,11 +15,11 @@ import tyro
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from jpmhc.cli.command import make_main, options_of, result_folder
+from jpmhc.cli.command import make_main, options_of
 from jpmhc.diagnose import diagnose as diagnose_model
 from jpmhc.experiments.training.checkpoint import load_model, locate_checkpoint
 from jpmhc.experiments.training.progress import Display
-from jpmhc.files import write_file
+from jpmhc.files import require_writable, write_file
 
 
 def diagnose(
@@ -53,7 +53,8 @@ def diagnose(
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError("no CUDA device is available; use the cpu")
     run = Path(model)
-    with result_folder(out), Display() as display:
+    require_writable(out / "diagnosis.txt")
+    with Display() as display:
         for option, value in (("--text", text), ("--length", length)):
             if value is not None and (":" in model or _is_run(run)):
                 raise ValueError(f"{option} is for Hugging Face models, and {model} has its own inputs: leave it out")

@@ -1,10 +1,9 @@
 """The command `jpmhc generators`."""
 
-from contextlib import nullcontext
 from pathlib import Path
 
-from jpmhc.cli.command import make_main, options_of, result_folder
-from jpmhc.files import write_json
+from jpmhc.cli.command import make_main, options_of
+from jpmhc.files import require_writable, write_json
 from jpmhc.paper.generators.question import Question
 from jpmhc.paper.generators.random_walk import plain_spectral_gap
 from jpmhc.paper.generators.search import best_generating_set, prepare_search, run_search
@@ -33,14 +32,15 @@ def generators(
 
     if json is not None and json.is_dir():
         raise ValueError(f"--json names a file for the result, and {json} is a folder")
-    with nullcontext() if json is None else result_folder(json.parent):
-        question = Question(streams, size, **conditions)
-        search = prepare_search(question, **options)
-        print(describe_cost(search))
-        with Display() as display:
-            result = run_search(
-                search, lambda done, total, gap: display.show("search", done, total, f"best gap {max(gap, 0.0):.6f}")
-            )
+    if json is not None:
+        require_writable(json, "--json")
+    question = Question(streams, size, **conditions)
+    search = prepare_search(question, **options)
+    print(describe_cost(search))
+    with Display() as display:
+        result = run_search(
+            search, lambda done, total, gap: display.show("search", done, total, f"best gap {max(gap, 0.0):.6f}")
+        )
     plain = plain_spectral_gap(result.perms) if streams <= 6 else None
     print_result(result, plain)
     if json is not None:

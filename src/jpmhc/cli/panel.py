@@ -5,8 +5,9 @@ from typing import Annotated
 
 import tyro
 
-from jpmhc.cli.command import make_main, result_folder
+from jpmhc.cli.command import make_main
 from jpmhc.experiments.training.progress import Display
+from jpmhc.files import require_writable
 from jpmhc.paper.panel import PanelConfig
 from jpmhc.paper.panel import panel as compute_cells
 
@@ -25,7 +26,8 @@ def panel(
     """
     from jpmhc.report.panel import draw_panel, print_panel, write_panel
 
-    with result_folder(out), Display() as display:
+    require_writable(out / "panel.png")
+    with Display() as display:
         cells = compute_cells(config, display.counting("cells", len(config.mixers) * len(config.depths)))
     print_panel(cells)
     print(f"wrote {draw_panel(cells, config.eta, out / 'panel.png', kernel=kernel)}")

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jpmhc import checks
-from jpmhc.cli.command import make_main, options_of, result_folder
+from jpmhc.cli.command import make_main, options_of
 from jpmhc.diagnose.recommend import Candidate
 from jpmhc.diagnose.recommend import recommend as rank_mixers
 from jpmhc.experiments.training.progress import Display
+from jpmhc.files import require_writable
 from jpmhc.spectra import Density, density
 
 # The smoothing of the drawn spectra, relative to the squared singular value.
@@ -54,7 +55,8 @@ def recommend(
     checks.whole_number(spectra, "spectra", least=0)
     checks.whole_number(depths[0], "depth")
     ranked = []
-    with result_folder(out), Display() as display:
+    require_writable(out / "recommendation.png")
+    with Display() as display:
         show = display.counting("depths", len(depths))
         for one in depths:
             if len(depths) > 1 or one > _LONG:

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.checks import Count, Positive
-from jpmhc.cli.command import make_main, result_folder, warnings_in_one_line
+from jpmhc.cli.command import make_main, warnings_in_one_line
 from jpmhc.experiments.training.progress import Display
+from jpmhc.files import require_writable
 from jpmhc.paper.methods import METHODS, WITHOUT_DENSITY, transform
 from jpmhc.report.spectrum import Answer, draw_spectrum, print_answer, write_curve
 from jpmhc.report.style import EXACT, colour_of
@@ -208,7 +209,8 @@ def spectrum(query: Annotated[Query, tyro.conf.arg(name="")], out: Path = Path("
     Args:
         out: Folder for spectrum.png and spectrum.csv.
     """
-    with result_folder(out), warnings_in_one_line(), Display() as display:
+    require_writable(out / "spectrum.png")
+    with warnings_in_one_line(), Display() as display:
         answer = answer_query(query, display.counting("stages", 2 + query.simulate))
     print_answer(answer)
     colour = EXACT if query.matrix is not None else colour_of(query.mixer or MIXER)

@@ -25,7 +25,7 @@ from jpmhc.experiments.training import checkpoint, run_folder
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.presets import PRESETS
 from jpmhc.experiments.training.progress import Display
-from jpmhc.files import JsonObject, write_file
+from jpmhc.files import JsonObject, explaining_write_errors, write_file
 
 _IDENTIFIERS = "identifiers.json"  # the copy in the run's folder
 
@@ -166,7 +166,7 @@ def import_model(
     }
     with (
         run_folder.lock_folder(out, new=True),
-        run_folder.explaining_write_errors(out),
+        explaining_write_errors(out),
         Display() as display,
         display.preparing("writing the run"),
     ):

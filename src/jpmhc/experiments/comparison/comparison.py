@@ -16,7 +16,8 @@ from jpmhc.experiments.comparison.language import LanguageExperiment
 from jpmhc.experiments.comparison.queue import Queue, work_alone, work_together
 from jpmhc.experiments.comparison.statistics import ArmSummary, EqualMeans, compare_means, summarize
 from jpmhc.experiments.tasks.counter import Seed
-from jpmhc.experiments.training.run_folder import explaining_write_errors, lock_folder
+from jpmhc.experiments.training.run_folder import lock_folder
+from jpmhc.files import explaining_write_errors
 from jpmhc.mixers import MIXERS
 
 

@@ -28,7 +28,7 @@ from jpmhc.experiments.tasks.task import Batch, Task, TaskOptions, VotingTask
 from jpmhc.experiments.training.checkpoint import Checkpoint, load_model, locate_checkpoint
 from jpmhc.experiments.training.processes import ALONE, World, join_processes
 from jpmhc.experiments.training.progress import Display
-from jpmhc.experiments.training.run_folder import explaining_write_errors, require_writable
+from jpmhc.files import explaining_write_errors, require_writable
 from jpmhc.machine import use_threads
 
 FORMAT = "jpmhc evaluation 1"

@@ -26,7 +26,7 @@ from jpmhc.experiments.tasks.arc.sequences import read_answers, write_sequences
 from jpmhc.experiments.training.arc_decoder import CHECKPOINT, load_decoder
 from jpmhc.experiments.training.processes import join_processes
 from jpmhc.experiments.training.progress import Display
-from jpmhc.experiments.training.run_folder import explaining_write_errors, require_writable
+from jpmhc.files import explaining_write_errors, require_writable
 from jpmhc.machine import use_threads
 
 SUBMISSIONS = "submissions"  # folder for a run's answers

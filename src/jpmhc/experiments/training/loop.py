@@ -34,7 +34,7 @@ from jpmhc.experiments.training.processes import (
 from jpmhc.experiments.training.progress import Display
 from jpmhc.experiments.training.run_folder import FolderGone
 from jpmhc.experiments.training.strategies import refuse_strategy
-from jpmhc.files import JsonObject, write_file
+from jpmhc.files import JsonObject, explaining_write_errors, write_file
 from jpmhc.machine import use_threads
 
 
@@ -102,7 +102,7 @@ class Trainer:
         lock = run_folder.lock_folder(out, new) if chief else contextlib.nullcontext(lambda: None)
         with lock as self.require_folder:
             if chief:
-                with run_folder.explaining_write_errors(out):
+                with explaining_write_errors(out):
                     self._prepare_folder()
             self.world.wait()
             with (

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from jpmhc import files
 from jpmhc.experiments.training import checkpoint
+from jpmhc.files import explaining_write_errors
 
 _LOCK = ".lock"
 
@@ -54,21 +54,6 @@ def lock_folder(run: Path, new: bool) -> Iterator[Callable[[], None]]:
                 raise FolderGone(f"{run} was removed or renamed while the run wrote to it")
 
         yield require_folder
-
-
-@contextlib.contextmanager
-def explaining_write_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError from writing to a path into a ValueError that advises to name another --out."""
-    try:
-        yield
-    except OSError as refusal:
-        raise ValueError(f"cannot write to {path} ({refusal.strerror}): name another --out") from refusal
-
-
-def require_writable(path: Path) -> None:
-    """Raise a ValueError if a file for results cannot be written; checked before the results are computed."""
-    with explaining_write_errors(path):
-        files.require_writable(path)
 
 
 def _refuse_remains(run: Path) -> None:
