@@ -19,7 +19,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from harness import write_csv
 from jpmhc.connections import parameter_groups
-from jpmhc.experiments.models import RecursiveConfig, RecursiveModel, refill_rows
+from jpmhc.experiments.models.recursive import RecursiveConfig, RecursiveModel, refill_rows
 from jpmhc.optim import AdamAtan2, SignSGD
 
 VOCABULARY, POOL = 12, 8

@@ -23,9 +23,8 @@ from jpmhc.diagnose.jacobian import plain_connections
 from jpmhc.diagnose.methods import spectrum_of
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, record_layers
 from jpmhc.diagnose.theory import find_distances, token_coefficients
-from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.layers import Attention, SwiGLU, inner_width
-from jpmhc.experiments.models.recursive import RecursiveCore
+from jpmhc.experiments.models.recursive import RecursiveConfig, RecursiveCore
 from jpmhc.spectra import sublayers
 
 # Mixer, streams, calls of the network, what a sublayer's output is multiplied by, and features of a stream: of the

@@ -29,9 +29,9 @@ from jpmhc.diagnose import Diagnosis
 from jpmhc.experiments.comparison.experiment import PLAIN, configure_mixer
 from jpmhc.experiments.comparison.language import PRESETS, LanguageExperiment
 from jpmhc.experiments.demo import make_layer, make_model
-from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.models.decoder import Decoder, DecoderConfig
 from jpmhc.experiments.models.losses import row_losses
+from jpmhc.experiments.models.recursive import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.language import cut_rows, draw_rows, prepare_tokens, read_tokens
 from jpmhc.mixers.identity import Identity

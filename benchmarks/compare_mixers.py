@@ -16,10 +16,11 @@ from typing import Any
 
 from harness import environment
 from jpmhc import MIXERS
-from jpmhc.experiments.comparison import Comparison, RecursiveExperiment, collect, compare
+from jpmhc.experiments.comparison.comparison import Comparison, collect, compare
 from jpmhc.experiments.comparison.folder import write_rounded
 from jpmhc.experiments.comparison.language import PRESETS as LANGUAGE
 from jpmhc.experiments.comparison.language import LanguageExperiment
+from jpmhc.experiments.comparison.recursive import RecursiveExperiment
 from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.language import prepare_tokens
 from jpmhc.experiments.training.presets import PRESETS

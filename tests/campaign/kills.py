@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from jpmhc.experiments.models import RecursiveConfig
+from jpmhc.experiments.models.recursive import RecursiveConfig
 from jpmhc.experiments.tasks.sudoku import SudokuConfig
 from jpmhc.experiments.training import checkpoint, loop
 from jpmhc.experiments.training.config import TrainConfig

@@ -9,8 +9,7 @@ from torch import nn
 
 import jpmhc
 from jpmhc.diagnose import measure, run
-from jpmhc.experiments.models import RecursiveConfig
-from jpmhc.experiments.models.recursive import RecursiveCore
+from jpmhc.experiments.models.recursive import RecursiveConfig, RecursiveCore
 from tests.diagnose.models import Residual, StreamNet, TinyLanguageModel, linear_network, make_mlp
 from tests.own import Shrinking
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from jpmhc.experiments.models import RecursiveConfig, RecursiveCore
 from jpmhc.experiments.models.layers import NORM_EPS
+from jpmhc.experiments.models.recursive import RecursiveConfig, RecursiveCore
 from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.task import PublishedTask, Task, TaskOptions, read_identifiers
 from jpmhc.experiments.training import checkpoint, run_folder

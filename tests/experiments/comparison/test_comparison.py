@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from jpmhc.experiments.comparison import Comparison, LanguageExperiment, RecursiveExperiment, compare
+from jpmhc.experiments.comparison.comparison import Comparison, compare
 from jpmhc.experiments.comparison.experiment import Job
-from jpmhc.experiments.comparison.language import PRESETS, LanguageSession
+from jpmhc.experiments.comparison.language import PRESETS, LanguageExperiment, LanguageSession
+from jpmhc.experiments.comparison.recursive import RecursiveExperiment
 from jpmhc.experiments.models.decoder import Decoder, DecoderConfig, count_parameters
 from tests.experiments.text_files import make_token_folder
 from tests.experiments.training.small_run import small

@@ -8,8 +8,7 @@ import torch
 
 from jpmhc.experiments.evaluation.checkpoints import RowNoise, fill_scorer, greedy_answers
 from jpmhc.experiments.evaluation.scores import Answers
-from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
-from jpmhc.experiments.models.recursive import Prediction
+from jpmhc.experiments.models.recursive import Prediction, RecursiveConfig, RecursiveModel
 from jpmhc.experiments.tasks.sudoku import Sudoku, SudokuConfig
 from jpmhc.experiments.tasks.task import Batch
 from jpmhc.experiments.training.processes import World

@@ -14,8 +14,8 @@ from matplotlib import image
 from jpmhc import cli
 from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_checkpoints, greedy_answers
 from jpmhc.experiments.evaluation.votes import AnsweredTest, Candidate
-from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.models.losses import PAD
+from jpmhc.experiments.models.recursive import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.tasks.arc import Arc, ArcConfig
 from jpmhc.experiments.tasks.sudoku import SudokuConfig
 from jpmhc.experiments.training.checkpoint import load_model, locate_checkpoint, write_manifest

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from jpmhc.experiments.models import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.models.connections import make_connection, read_basis
+from jpmhc.experiments.models.recursive import RecursiveConfig, RecursiveModel
 from jpmhc.experiments.training.presets import PRESETS
 from jpmhc.manifolds import orthogonal
 from tests.experiments.training.small_run import small, trained

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from jpmhc.connections import MIXERS, parameter_groups
-from jpmhc.experiments.models import RecursiveConfig, RecursiveModel, refill_rows
 from jpmhc.experiments.models.losses import row_cross_entropy
-from jpmhc.experiments.models.recursive import refuse_device
+from jpmhc.experiments.models.recursive import RecursiveConfig, RecursiveModel, refill_rows, refuse_device
 from jpmhc.optim import AdamAtan2, grassmann_frames
 
 SMALL = RecursiveConfig(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from jpmhc.experiments.models import RecursiveConfig
+from jpmhc.experiments.models.recursive import RecursiveConfig
 from jpmhc.experiments.tasks.arc import ArcConfig
 from jpmhc.experiments.training import checkpoint
 from jpmhc.experiments.training.config import TrainConfig

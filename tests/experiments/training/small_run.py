@@ -5,7 +5,7 @@ import json
 
 import torch
 
-from jpmhc.experiments.models import RecursiveConfig
+from jpmhc.experiments.models.recursive import RecursiveConfig
 from jpmhc.experiments.tasks.sudoku import SudokuConfig
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.loop import Trainer

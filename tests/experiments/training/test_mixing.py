@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from jpmhc.experiments.models import RecursiveModel
 from jpmhc.experiments.models.decoder import Decoder, DecoderConfig
+from jpmhc.experiments.models.recursive import RecursiveModel
 from jpmhc.experiments.training.mixing import mixing_statistics
 from tests.experiments.training.small_run import SMALL
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from jpmhc.experiments.models import RecursiveConfig
+from jpmhc.experiments.models.recursive import RecursiveConfig
 from jpmhc.experiments.tasks.sudoku import SudokuConfig
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.prefetch import minimum_steps, prefetch_batches

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from jpmhc import checks
-from jpmhc.experiments.models import RecursiveModel
+from jpmhc.experiments.models.recursive import RecursiveModel
 from jpmhc.experiments.tasks.task import Task
 from jpmhc.experiments.training.config import TrainConfig, restore
 from jpmhc.experiments.training.contents import (

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from jpmhc import checks
 from jpmhc.checks import Count, Decay, NonNegative, Positive, Share
-from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.arc_decoder import ArcDecoderConfig
+from jpmhc.experiments.models.recursive import RecursiveConfig
 from jpmhc.experiments.tasks import TASKS, counter, kind_of
 from jpmhc.experiments.tasks.arc import ArcConfig
 from jpmhc.experiments.tasks.counter import Seed

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from jpmhc.connections import parameter_groups
-from jpmhc.experiments.models import Carry, RecursiveCore, RecursiveModel, Step, refill_rows
+from jpmhc.experiments.models.recursive import Carry, RecursiveCore, RecursiveModel, Step, refill_rows
 from jpmhc.experiments.tasks.task import Batch, Task
 from jpmhc.experiments.training import checkpoint
 from jpmhc.experiments.training.checkpoint import Checkpoint

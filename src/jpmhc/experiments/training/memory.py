@@ -7,8 +7,8 @@ the check certainly would.
 
 import torch
 
-from jpmhc.experiments.models import RecursiveModel
 from jpmhc.experiments.models.layers import inner_width
+from jpmhc.experiments.models.recursive import RecursiveModel
 from jpmhc.experiments.tasks.task import Task
 from jpmhc.experiments.training.config import TrainConfig
 from jpmhc.experiments.training.processes import World

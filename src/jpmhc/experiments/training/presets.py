@@ -3,8 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from jpmhc.experiments.models import RecursiveConfig
 from jpmhc.experiments.models.arc_decoder import ArcDecoderConfig
+from jpmhc.experiments.models.recursive import RecursiveConfig
 from jpmhc.experiments.tasks import TASKS
 from jpmhc.experiments.tasks.arc import ArcConfig
 from jpmhc.experiments.training.config import ArcDecoderRun, TrainConfig
