@@ -3,7 +3,7 @@
 import dataclasses
 from functools import partial
 from pathlib import Path
-from typing import Annotated, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 from tyro._docstrings import get_field_docstring
@@ -13,15 +13,16 @@ from jpmhc.experiments.evaluation.checkpoints import EvaluateConfig, evaluate_ch
 from jpmhc.experiments.evaluation.decoding import evaluate_decoder, find_decoder
 from jpmhc.experiments.tasks import TASKS
 
-_changeable = {
-    name: Annotated[get_type_hints(config)[name] | None, tyro.conf.arg(help=f"In place of the run's ({kind}): {text}")]
-    for kind, config in TASKS.items()
-    for name in config.changeable
-    for text in [get_field_docstring(config, name, ())]
-}
-_TaskOptions = dataclasses.make_dataclass(
-    "TaskOptions", [(name, hint, None) for name, hint in _changeable.items()], frozen=True
-)
+
+def _describe_option(kind: str, name: str) -> tuple[str, Any, None]:
+    """Return the form field of an option of the task `kind` that an evaluation may change; None means no change."""
+    words = f"In place of the run's ({kind}): {get_field_docstring(TASKS[kind], name, ())}"
+    return name, Annotated[get_type_hints(TASKS[kind])[name] | None, tyro.conf.arg(help=words)], None
+
+
+_changeable = {name: kind for kind, config in TASKS.items() for name in config.changeable}
+_fields = [_describe_option(kind, name) for name, kind in _changeable.items()]
+_TaskOptions = dataclasses.make_dataclass("TaskOptions", _fields, frozen=True)
 # The annotation and the default of all task options that an evaluation may change.
 TASK_OPTIONS: Field = Annotated[_TaskOptions, tyro.conf.arg(name="")], _TaskOptions()
 
