@@ -6,8 +6,8 @@ import torch
 
 from jpmhc.paper import matrix_cauchy, twisted, z1
 from jpmhc.paper import one_layer as dyson
-from jpmhc.paper.twisted_fold import psi_inverse, twisted_fold
 from jpmhc.spectra import Network, cauchy
+from tests.paper.twisted_fold import psi_inverse, twisted_fold
 
 
 def points(x, eta):

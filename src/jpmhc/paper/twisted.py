@@ -93,9 +93,8 @@ class Factors(NamedTuple):
     def inverse_s(self, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
         r"""Return $S^{-1} = \sigma^2 \beta P_x + A^\top U^{-1} A$ and $U^{-1}$, for $U = 1 - \sigma^2 \alpha P_y$.
 
-        S is the factors' S-transform.
-
-        $\alpha$ and $\beta$ are [..., L]; both results are [..., L, n, n].
+        S is the layer's S-transform by $\Psi$-inversion (eq. ov_s_transform, in Dykema's order). $\alpha$ and $\beta$
+        are [..., L]; both results are [..., L, n, n].
         """
         eye = torch.eye(self.skip.shape[-1], dtype=self.skip.dtype, device=self.skip.device)
         u, _ = torch.linalg.inv_ex(eye - self.variance * alpha[..., None, None] * self.target_y)
@@ -223,7 +222,8 @@ class _Product(ContinuedEquation):
         layers = torch.arange(self.depth, device=x.device)
         matrix[:, layers, :, layers] += inverse.transpose(0, 1)
         size = self.depth * self.streams
-        # The blocks contain the resolvents of all rotations of the S-transforms' product (eq. twisted_product).
+        # The blocks contain the resolvents of all rotations of the S-transforms' product (eqs. twisted_product and
+        # twisted_fold).
         blocks = -torch.linalg.inv_ex(matrix.reshape(-1, size, size))[0]
         return blocks.view(-1, self.depth, self.streams, self.depth, self.streams).transpose(2, 3), u
 

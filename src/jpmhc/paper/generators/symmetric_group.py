@@ -9,10 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 
 MAX_DEGREE = 8
 
-# The largest order of a primitive subgroup of S_n, other than S_n, with an odd permutation: AGL(1,5), PGL(2,5),
-# AGL(1,7) and PGL(2,7) (Dixon & Mortimer, Permutation Groups, appendix B). For n ≤ 4 there is no such subgroup.
-LARGEST_ODD_PRIMITIVE = {2: 0, 3: 0, 4: 0, 5: 20, 6: 120, 7: 42, 8: 336}
-
 
 def check_degree(n: int) -> None:
     """Raise ValueError unless the number of streams is from 2 to 8."""
@@ -133,44 +129,13 @@ def symmetries(n: int, inversion: bool = True) -> NDArray[np.int16]:
     return table
 
 
-def _count_blocks(perms: NDArray[np.int64], first: int, second: int) -> int:
-    """Return the number of blocks of the finest partition that every permutation keeps and that joins two points."""
-    label = np.arange(perms.shape[1])
-    pending = [(first, second)]
-    while pending:
-        i, j = pending.pop()
-        if label[i] != label[j]:
-            # Whole blocks are merged, and the images of the joined pair must be joined as well.
-            label[label == label[j]] = label[i]
-            pending += zip(perms[:, i].tolist(), perms[:, j].tolist())
-    return len(np.unique(label))
-
-
 def generates(perms: ArrayLike) -> bool:
-    """Return whether the permutations generate all of S_n.
-
-    A transitive and primitive subgroup of S_n with an odd element is S_n or one of a few small groups. The test
-    therefore checks parity, orbits and blocks of the n points, and then forms products only until they outnumber the
-    largest of these groups (20 to 336 elements) instead of all n! elements.
-    """
+    """Return whether the permutations generate all of S_n, by forming their products from the identity on."""
     perms = as_permutations(perms)
-    n = perms.shape[1]
-    if not is_odd(perms).any():
-        return False
-    reached = {0}
-    while len(reached) < len(grown := reached | set(perms[:, sorted(reached)].ravel().tolist())):
-        reached = grown
-    if len(reached) < n:
-        return False
-    # For a transitive group, a system of blocks is determined by the block of point 0: join 0 to each other point.
-    if any(_count_blocks(perms, 0, j) > 1 for j in range(1, n)):
-        return False
-    limit = LARGEST_ODD_PRIMITIVE[n]
-    members, frontier = {tuple(range(n))}, np.arange(n)[None]
-    while len(frontier) and len(members) <= limit:
-        products = np.unique(compose(perms[:, None], frontier[None]).reshape(-1, n), axis=0)
-        fresh = [p for p in map(tuple, products.tolist()) if p not in members]
-        members.update(fresh)
-        frontier = np.array(fresh, dtype=np.int64).reshape(-1, n)
-    # For n ≤ 4 the bound is 0 and the identity alone already exceeds it.
-    return len(members) > limit
+    group = elements(perms.shape[1])
+    reached, frontier = np.zeros(len(group), dtype=bool), np.zeros(1, dtype=np.int64)
+    while len(frontier) and 2 * reached.sum() <= len(group):  # a subgroup with more than half of S_n is S_n
+        reached[frontier] = True
+        products = np.unique(rank(compose(perms[:, None], group[frontier])))
+        frontier = products[~reached[products]]
+    return bool(2 * reached.sum() > len(group))

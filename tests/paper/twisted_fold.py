@@ -1,7 +1,7 @@
 r"""The matrix-valued S-transforms of one layer and of a product of layers, at a given W (appendix "Dykema").
 
-These functions follow the paper's nested computation. `twisted.py` computes the Cauchy transform of the same product
-with two unknowns per layer and no nested iteration.
+These functions follow the paper's nested computation; `jpmhc.paper.twisted` must compute the Cauchy transform of the
+same product.
 """
 
 import torch
@@ -24,13 +24,6 @@ def psi_inverse(
 
     Note: The paper's eq. ov_s_transform has $b\, G(b) - 1 = W$ and $S = G(b) W^{-1}$. This is the mirror image of
     Dykema's definition; with it the factors of eq. twisted_product would have to be reversed.
-
-    >>> from jpmhc.spectra import Network
-    >>> layer = Factors.of(Network.repeated(torch.eye(2), 0.1, 1), "gram")
-    >>> w, start = -0.5j * torch.eye(2, dtype=torch.complex128), torch.tensor([[0.1 - 0.5j, 1 - 0.1j]])
-    >>> s, b, converged = psi_inverse(layer, w[None], start.to(w.dtype))
-    >>> bool(converged)
-    True
     """
 
     nowhere = torch.zeros(len(w), dtype=w.dtype, device=w.device)  # the equation has W in its rows and uses no points
@@ -58,14 +51,6 @@ def twisted_fold(factors: Factors, w: Tensor, start: Tensor) -> tuple[Tensor, Te
 
     `start` [B, 2L] has the first iterates of the layers' $\alpha$ and $\beta$ (`Factors`), all $\alpha$ first. Returns
     $S(W)$ [B, n, n] and a mask of the rows in which every layer's Ψ-inversion converged [B].
-
-    >>> from jpmhc.spectra import Network
-    >>> layers = Factors.of(Network.repeated(torch.eye(2), 0.1, 2), "gram")
-    >>> w = -0.5j * torch.eye(2, dtype=torch.complex128)
-    >>> start = torch.tensor([[0.1 - 0.5j] * 2 + [1 - 0.1j] * 2]).to(w.dtype)
-    >>> s, converged = twisted_fold(layers, w[None], start)
-    >>> bool(converged)
-    True
     """
     depth = len(factors.skip)
     total = torch.eye(w.shape[-1], dtype=w.dtype, device=w.device).expand_as(w)
