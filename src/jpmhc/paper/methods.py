@@ -70,15 +70,4 @@ def transform(method: str) -> Transform:
     checks.choice(method, METHODS, "method")
     if method in WITHOUT_DENSITY:
         raise ValueError(WITHOUT_DENSITY[method])
-
-    def compute(
-        network: Network,
-        z: Tensor,
-        *,
-        tolerance: float | None = None,
-        maximum: int | None = None,
-        near: Solution | None = None,
-    ) -> Solution:
-        return cauchy(network, z, method, tolerance=tolerance, maximum=maximum)
-
-    return compute
+    return METHODS[method]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jpmhc.paper.one_layer import LayerValues, evaluate_layer, layer_cauchy, to_solution
+from jpmhc.paper.one_layer import LayerValues, evaluate_layer, to_solution
 from jpmhc.paper.scalar import ScalarLayers, why_not_exact
 from jpmhc.spectra.fixed_point import ContinuedEquation, FixedPoints, Options, lead_down
 from jpmhc.spectra.fixed_point import solve as solve_equation
@@ -71,8 +71,11 @@ def _find_omega(layers: ScalarLayers, z: Tensor, options: Options) -> tuple[_Map
     points = layers.rescale(z)
     mapping = _Mapping(layers)
     solution = lead_down(mapping, points, options, top=layers.top)
-    if not bool(solution.converged.all()):
-        _restart(mapping, points, solution, options)
+    lost, solved = solution.unconverged(), solution.converged.nonzero().squeeze(-1)
+    if len(lost) and len(solved):  # the other points start again from the nearest solved ones
+        nearest = (lost.unsqueeze(-1) - solved).abs().argmin(-1)
+        start = solution.x[solved[nearest]]
+        solution.merge_pass(lost, solve_equation(mapping, points[lost], start, options, lost))
     return mapping, solution
 
 
@@ -102,25 +105,3 @@ class _Mapping(ContinuedEquation):
         one = self.layer(x)
         inside = (one.z.imag > 0) & (one.g.imag < 0) & (one.w.imag < 0) & (((1 + one.w) / z).imag < 0)
         return inside & (x.squeeze(-1).imag.abs() < torch.pi)
-
-
-def _restart(mapping: _Mapping, z: Tensor, solution: FixedPoints, options: Options) -> None:
-    """Solve the unconverged points from other starts, and update the solution in place.
-
-    The starts are the nearest solved points, several z₁ between $z^{1/L}$ and $z$, and constants. The equation also has
-    solutions that are not admissible; these are ignored.
-    """
-    lost = solution.unconverged()
-    here = z[lost]
-    guesses = [torch.exp(here.log() * t) for t in torch.linspace(1 / (mapping.power + 1), 1, 4).tolist()]
-    guesses += [torch.full_like(here, value) for value in (1 + 1j, 0.1 + 0.1j, 1j)]
-    starts = []
-    for z_one in guesses:
-        g = layer_cauchy(z_one, mapping.spectrum, float(mapping.variance), Options(Newton(), 1e-6, 200)).x.squeeze(-1)
-        starts.append((z_one * (1 - mapping.variance * g).square()).log().unsqueeze(-1))
-    solved = solution.converged.nonzero().squeeze(-1)
-    if len(solved):
-        nearest = (lost.unsqueeze(-1) - solved).abs().argmin(-1)
-        starts.insert(0, solution.x[solved[nearest]])
-    for start in starts:
-        solution.merge_pass(lost, solve_equation(mapping, here, start, options, lost))

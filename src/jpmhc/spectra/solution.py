@@ -156,7 +156,7 @@ class Transform(Protocol):
 
 @dataclass(frozen=True)
 class Method:
-    """A method, which computes the Cauchy transform of a network at points z of any shape.
+    """A `Transform` by one of the paper's methods, which start every point anew and ignore the argument `near`.
 
     Attributes:
         solve_row: The function that solves a row of points z [B].
@@ -174,6 +174,7 @@ class Method:
         tolerance: float | None = None,
         maximum: int | None = None,
         scheme: str | Scheme | None = None,
+        near: Solution | None = None,
     ) -> Solution:
         options = to_options(self.defaults, tolerance, maximum, scheme)
         return solve_points(lambda points: self.solve_row(network, points, options), network, z)
