@@ -27,7 +27,7 @@ from harness import read_csv, write_csv
 from jpmhc.diagnose.methods import spectrum_of
 from jpmhc.diagnose.shared_modes import find_modes, multiply_all, split_shared
 from jpmhc.diagnose.spectrum import Spectrum
-from jpmhc.diagnose.theory import compose_layers, find_distances, rotate_sublayers
+from jpmhc.diagnose.theory import compose_layers, kolmogorov_distance, rotate_sublayers
 from jpmhc.experiments.comparison.experiment import PLAIN
 from jpmhc.experiments.comparison.language import PRESETS
 from jpmhc.manifolds import orthogonal
@@ -168,11 +168,11 @@ def measure_law() -> None:
         sizes = stack.flatten(1).norm(dim=1)[:, None]
         patterns = torch.einsum("lk,lij->kij", modes.directions / sizes, stack)
         row = {"dim": dim, "depth": depth, "modes": modes.count, "share": modes.share}
-        row["free"] = find_distances(exact, rotate_sublayers(layers, matrices, 0)[0])[1]
+        row["free"] = kolmogorov_distance(exact, rotate_sublayers(layers, matrices, 0)[0])
         for how in ("kept", "similar", "both sides"):
             generator = torch.Generator().manual_seed(1)
             drawn = [draw_layers(layers, own, sizes * modes.directions, patterns, how, generator) for _ in range(8)]
-            row[how] = sum(find_distances(exact, spectrum)[1] for spectrum in drawn) / len(drawn)
+            row[how] = sum(kolmogorov_distance(exact, spectrum) for spectrum in drawn) / len(drawn)
         # zero for a matrix whose law does not change when it is rotated on both sides
         row["tr P² / |P|²"] = float((patterns[0] * patterns[0].mT).sum() / patterns[0].square().sum())
         rows.append(row)

@@ -22,7 +22,7 @@ from jpmhc import spectra
 from jpmhc.diagnose.jacobian import plain_connections
 from jpmhc.diagnose.methods import spectrum_of
 from jpmhc.diagnose.record import LayerCall, Recording, find_layers, record_layers
-from jpmhc.diagnose.theory import find_distances, token_coefficients
+from jpmhc.diagnose.theory import kolmogorov_distance, token_coefficients
 from jpmhc.experiments.models.layers import Attention, SwiGLU, inner_width
 from jpmhc.experiments.models.recursive import RecursiveConfig, RecursiveCore
 from jpmhc.spectra import sublayers
@@ -122,7 +122,7 @@ def check_width(mixer: str, streams: int, calls: int, scale: float, dim: int, wi
                 differences.setdefault("with zeros", []).append((found - whole) / whole.abs())
             if with_density and seed == 0 and what != "tied Gaussian":
                 density = spectra.density(network)
-                _, row[f"ks_{what}"] = find_distances(spectrum_of(jacobian), density)
+                row[f"ks_{what}"] = kolmogorov_distance(spectrum_of(jacobian), density)
                 densities[what] = density
         if densities and seed == 0:
             for place in QUANTILES:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import wasserstein_distance
 from torch import nn
 
 import jpmhc
@@ -28,8 +29,8 @@ def test_lanczos_spectrum_of_a_linear_network():
     ).whole
     exact = torch.linalg.svdvals(product).flip(0).numpy()
     truth = Spectrum(exact[None], np.full((1, 800), 1 / 800), (800, 800), "dense")
-    assert found.wasserstein(truth) < 1e-2
-    assert found.kolmogorov(truth) < 0.05
+    assert wasserstein_distance(exact, found.values.ravel(), None, found.weights.ravel()) < 1e-2
+    assert staircase_distance(exact, found) < 0.05
     assert found.largest == pytest.approx(exact[-1], rel=1e-2)
     assert found.smallest == pytest.approx(exact[0], rel=1e-2)
     for read in (Spectrum.mean_square, lambda s: s.quantile(0.5), Spectrum.geometric_mean):
@@ -60,18 +61,24 @@ def test_a_wide_and_a_tall_map_begin_on_their_smaller_side():
         np.testing.assert_allclose(found.values[0], exact, rtol=1e-3)
 
 
+def staircase_distance(exact, found):
+    """The Kolmogorov–Smirnov distance of exact singular values from the nodes of a quadrature."""
+    points = np.unique(np.concatenate([exact, found.values.ravel()]))
+    nodes, shares = found.cumulative()
+    steps = np.concatenate([[0.0], shares])[np.searchsorted(nodes, points, side="right")]
+    return np.abs(steps - np.searchsorted(exact, points, side="right") / len(exact)).max()
+
+
 def make_spectrum(values, weights, method="lanczos", size=4):
     return Spectrum(np.array(values, float), np.array(weights, float), (size, size), method)
 
 
-def test_shares_quantiles_and_distances():
+def test_shares_and_quantiles():
     found = make_spectrum([[0.05, 1.0, 20.0], [0.01, 1.0, 2.0]], [[0.5, 0.25, 0.25], [0.3, 0.4, 0.3]], size=3)
     assert found.below() == pytest.approx(0.4)
     assert found.above() == pytest.approx(0.125)
     assert found.mean_square() == pytest.approx((0.5 * 0.0025 + 0.25 + 100 + 0.3e-4 + 0.4 + 1.2) / 2)
     one, two = make_spectrum([[1.0, 2.0]], [[0.5, 0.5]]), make_spectrum([[1.0, 3.0]], [[0.25, 0.75]])
-    assert one.wasserstein(two) == pytest.approx(0.25 + 0.75)
-    assert one.kolmogorov(two) == pytest.approx(0.75)
     assert one.quantile(1) == 2.0
     for probability in (-0.1, 1.5, [0.1, 0.5]):
         with pytest.raises(ValueError, match=r"a quantile's probability must lie in \[0, 1\], got"):
@@ -107,8 +114,7 @@ def test_few_nodes_leave_open_what_they_cannot_know():
     assert (truth > lower - scatter).all()
     assert (truth < upper + scatter).all()
     assert (upper - lower).mean() < 0.2
-    values = Spectrum(exact[None], np.full((1, 600), 1 / 600), (600, 600), "dense")
-    assert values.kolmogorov(measured) > 0.1  # the staircase of the nodes alone is far off
+    assert staircase_distance(exact, measured) > 0.1  # the staircase of the nodes alone is far off
 
 
 def test_a_dense_spectrum_leaves_nothing_open():

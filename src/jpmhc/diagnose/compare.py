@@ -18,7 +18,7 @@ from jpmhc.diagnose.record import LayerCall
 from jpmhc.diagnose.shared_modes import SharedModes, find_modes, multiply_all
 from jpmhc.diagnose.spectrum import Spectrum
 from jpmhc.diagnose.theory import (
-    find_distances,
+    kolmogorov_distance,
     make_network,
     mean_stream_of,
     predict_spectrum,
@@ -46,23 +46,19 @@ class MapComparison:
     rotated: Spectrum | None = None
 
     @cached_property
-    def _distances(self) -> tuple[float, float]:
-        return find_distances(self.measured, self.predicted)
-
-    @property
     def wasserstein(self) -> float:
         """The Wasserstein distance of `measured` from `predicted`, in singular values; NaN without a prediction."""
-        return self._distances[0]
+        return math.nan if self.predicted is None else self.predicted.wasserstein(self.measured.squares())
 
-    @property
+    @cached_property
     def kolmogorov(self) -> float:
-        """The Kolmogorov–Smirnov distance of `measured` from `predicted` (see `find_distances`); NaN without it."""
-        return self._distances[1]
+        """The `kolmogorov_distance` of `measured` from `predicted`; NaN without it."""
+        return kolmogorov_distance(self.measured, self.predicted)
 
     @cached_property
     def rotated_kolmogorov(self) -> float:
-        """The Kolmogorov–Smirnov distance of `measured` from `rotated`; NaN without `rotated`."""
-        return find_distances(self.measured, self.rotated)[1]
+        """The `kolmogorov_distance` of `measured` from `rotated`; NaN without `rotated`."""
+        return kolmogorov_distance(self.measured, self.rotated)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -184,16 +184,6 @@ class Spectrum:
         order = np.searchsorted(shares, probabilities)
         return torch.from_numpy(values[np.minimum(order, len(values) - 1)] ** 2)
 
-    def wasserstein(self, other: Spectrum) -> float:
-        """Return the distance W1: the mean distance between equally ranked singular values of the two spectra."""
-        points, mine, theirs = self._compared(other)
-        return float((np.abs(mine - theirs)[:-1] * np.diff(points)).sum())
-
-    def kolmogorov(self, other: Spectrum) -> float:
-        """Return the distance KS: the largest difference between the two distribution functions."""
-        _, mine, theirs = self._compared(other)
-        return float(np.abs(mine - theirs).max())
-
     def cumulative(self) -> tuple[np.ndarray, np.ndarray]:
         """Return all probes' singular values in ascending order, and the distribution function at each. [s k] each"""
         values, weights = self._pooled()
@@ -219,14 +209,6 @@ class Spectrum:
         """The Jacobi matrix of the squared singular values of each probe. [k, k] each"""
         pairs = zip(torch.from_numpy(self.values**2), torch.from_numpy(self.weights))
         return [jacobi_matrix(squares, weights, len(squares)).numpy() for squares, weights in pairs]
-
-    def _compared(self, other: Spectrum) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        points = np.unique(np.concatenate([self.values.ravel(), other.values.ravel()]))
-        return points, self._share_up_to(points), other._share_up_to(points)
-
-    def _share_up_to(self, points: np.ndarray) -> np.ndarray:
-        values, shares = self.cumulative()
-        return np.concatenate([[0.0], shares])[np.searchsorted(values, points, side="right")]
 
     def _pooled(self) -> tuple[np.ndarray, np.ndarray]:
         """Return all probes' singular values in ascending order, and their weights. [s k] each"""

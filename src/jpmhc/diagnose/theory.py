@@ -78,20 +78,19 @@ def predict_spectrum(network: spectra.Network) -> tuple[spectra.Density | None, 
     return density, "; ".join(str(warning.message) for warning in messages)
 
 
-def find_distances(measured: Spectrum, predicted: spectra.Density | Spectrum | None) -> tuple[float, float]:
-    """Return the Wasserstein distance W1 and the Kolmogorov–Smirnov distance KS of the spectra; NaN without prediction.
+def kolmogorov_distance(measured: Spectrum, predicted: spectra.Density | Spectrum | None) -> float:
+    """Return the Kolmogorov–Smirnov distance KS of two spectra; NaN without prediction.
 
-    W1 is in singular values; KS tolerates a shift of each singular value by 1 %. Skips alone give many equal singular
-    values, which the theory smooths: without the tolerance, KS would be large at each such value. KS ignores singular
-    values below `measured.floor`, and differences within a quadrature's bounds.
+    KS tolerates a shift of each singular value by 1 %: skips alone give many equal singular values, which the theory
+    smooths, and without the tolerance KS would be large at each such value. KS ignores singular values below
+    `measured.floor`, and differences within a quadrature's bounds.
     """
     if predicted is None:
-        return math.nan, math.nan
+        return math.nan
     if isinstance(predicted, Spectrum):
-        (grid, cumulative), w1 = predicted.cumulative(), predicted.wasserstein(measured)
+        grid, cumulative = predicted.cumulative()
     else:
         grid, cumulative = predicted.x.sqrt().numpy(), predicted.cumulative().numpy()
-        w1 = predicted.wasserstein(measured.squares())
 
     def theory(at: np.ndarray) -> np.ndarray:
         return np.interp(at, grid, cumulative, left=cumulative[0], right=1.0)
@@ -100,7 +99,7 @@ def find_distances(measured: Spectrum, predicted: spectra.Density | Spectrum | N
     points = points[points >= max(grid[0], measured.floor)]
     lower, upper = measured.bound_cumulative(points)
     over, under = theory(points * (1 - _LEEWAY)) - upper, lower - theory(points * (1 + _LEEWAY))
-    return w1, float(max(over.max(initial=0.0), under.max(initial=0.0)))
+    return float(max(over.max(initial=0.0), under.max(initial=0.0)))
 
 
 def compose_layers(layers: Sequence[Layer], matrices: Sequence[Tensor]) -> Tensor:
