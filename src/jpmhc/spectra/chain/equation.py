@@ -30,14 +30,12 @@ import torch
 from torch import Tensor
 
 from jpmhc.spectra.chain.bases import separating_bases
-from jpmhc.spectra.chain.derivative import LinearisedChain, find_couplings, gmres
+from jpmhc.spectra.chain.derivative import LinearisedChain, gmres
 from jpmhc.spectra.chain.noise import (
     Block,
     General,
     Isotropic,
-    IsotropicInBases,
     Paths,
-    Quadratic,
     SelfEnergy,
     Sublayers,
     to_logarithm,
@@ -46,9 +44,8 @@ from jpmhc.spectra.chain.sweep import one_minus, solve_linear, sweep
 from jpmhc.spectra.fixed_point import ContinuedEquation
 from jpmhc.spectra.network import Network
 
-# Bytes of memory for one chunk of points, and the number of matrices [unknowns, unknowns] that Newton's method needs.
+# Bytes of memory for one chunk of points.
 MEMORY = {"cpu": 2**29, "cuda": 2**33}
-_DERIVATIVES = 5
 # The number of plain steps after which the blocks' entries are known well enough to sort the streams by size.
 _ROUGH = 20
 _LONGEST = 600
@@ -58,7 +55,7 @@ _ROUNDED_ANGLE = 1e-7
 # that this causes, and at most a tenth of the scale.
 _ROUNDING = 1e-15
 _ABOVE_ROUNDING, _MOST_ROUNDING = 30.0, 0.1
-# The most products for one Newton correction with general noise, and the correction's relative tolerance.
+# The most products for one Newton correction, and the correction's relative tolerance.
 _PRODUCTS, _INEXACT = 40, 1e-3
 # On a CPU, at most this many points with at least this many layers are solved in blocks of layers.
 _FEW, _DEEP = 8, 40
@@ -129,36 +126,12 @@ class ChainEquation(ContinuedEquation):
 
     def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return the residual's size [b] and Newton's correction of the coordinates [b, columns]."""
-        if isinstance(self.noise, General):
-            return self._newton_by_products(self.noise, x, z, index)
-        if self.noise.vectors is None:
+        if not self.noise.linear:
             return super().newton_correction(x, z, index)
-        rows = max(1, MEMORY["cpu"] // (16 * _DERIVATIVES * x.shape[-1] ** 2))
-        parts = [self._newton_part(*part) for part in zip(x.split(rows), z.split(rows))]
-        return torch.cat([size for size, _ in parts]), torch.cat([correction for _, correction in parts])
-
-    def _newton_part(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        assert isinstance(self.noise, Quadratic)
-        assert self.noise.vectors is not None
-        values = self.values(x)
-        swept = self.sweep(z, values)
-        image = self.coordinates(self.from_sweep(values, *swept))
-        sigma_x = self.noise.energy(self.split(values)[1], 1)
-        couplings, first = find_couplings(*swept, sigma_x, self.skips[0], self.noise.vectors, self.to_streams)
-        blocks = [part[:, 1:].unflatten(1, (-1, self.noise.coordinates)) for part in (x, image)]
-        derivative, green = self.noise.differentiate(couplings, first, *blocks)
-        residual = image - x
-        correction, _ = torch.linalg.solve_ex(one_minus(derivative), residual[:, 1:])
-        # The first column is log(i G), and d log(i G) = dG / G.
-        green = green * torch.exp(-image[:, :1]) * 1j / self.streams
-        change = residual[:, :1] + (green * correction).sum(-1, keepdim=True)
-        size = (residual.abs() / self.scale(x, z, z)).amax(-1)
-        return size, torch.cat([change, correction], -1)
-
-    def _newton_by_products(self, noise: General, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        near = LinearisedChain(self, noise, x, z)
+        near = LinearisedChain(self, x, z)
         residual = near.image - x
-        weight = 1 / (self.scale(x, z, index) + self._rounding(x, z, index, near.image))
+        scale = self.scale(x, z, index)
+        weight = 1 / (scale if self.noise.scalar else scale + self._rounding(x, z, index, near.image)).expand_as(x)
         correction = gmres(near.product, residual, weight, steps=_PRODUCTS, tolerance=_INEXACT)
         return (residual.abs() * weight).amax(-1), correction
 
@@ -304,10 +277,10 @@ class SeveralChains(ContinuedEquation):
 
 def self_energy(network: Network, bases: Tensor | None = None) -> SelfEnergy:
     """Return the structure of a network's noise, in the bases [L + 1, n, n] between the layers if given."""
-    if network.slopes is not None:
-        return Paths(network, network.slopes, bases)
+    if network.slopes is not None or (network.isotropic and bases is not None):
+        return Paths(network, bases)
     if network.isotropic:
-        return Isotropic(network) if bases is None else IsotropicInBases(network, bases)
+        return Isotropic(network)
     if bases is not None:
         before = torch.linalg.inv(bases[:-1])
         if network.covariance is not None:

@@ -32,15 +32,16 @@ class SelfEnergy(ABC):
         coordinates: The number of coordinates of a block, which are the iterated numbers; logarithms come first.
         paths: The number of draws of the slopes over which a block is averaged. A batch of B points has B times this
             number of blocks; the paths of one point follow each other.
-        vectors: The directions that the noise reads and the directions that it writes, if Newton's method can
-            differentiate the equation (`Quadratic`); otherwise None. [L, 1, n, k] each
+        linear: Whether the self-energies and the new unknowns are linear functions of the unknowns and of the blocks.
+        multiples: Whether `energy` returns multiples of the identity.
     """
 
     count: int = 1
     scalar: bool = True
     coordinates: int = 1
     paths: int = 1
-    vectors: list[Tensor] | None = None
+    linear: bool = True
+    multiples: bool = False
 
     @abstractmethod
     def energy(self, unknowns: Tensor, side: int) -> Tensor:
@@ -65,6 +66,18 @@ class SelfEnergy(ABC):
         """Return the unknowns [..., count] from their coordinates [..., coordinates]."""
         return torch.exp(coordinates) * -1j
 
+    def factorise(self, coordinates: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors that `change_of_unknowns` and `change_of_coordinates` need at these coordinates."""
+        return (self.to_unknowns(coordinates),)
+
+    def change_of_unknowns(self, factors: tuple[Tensor, ...], change: Tensor) -> Tensor:
+        """Return the change of the unknowns [b, 2 L, count] that a change of their coordinates causes."""
+        return factors[0] * change
+
+    def change_of_coordinates(self, factors: tuple[Tensor, ...], change: Tensor) -> Tensor:
+        """Return the change of the coordinates [b, 2 L, coordinates] that a change of the unknowns causes."""
+        return change / factors[0]
+
     def scale(self, coordinates: Tensor) -> Tensor:
         """Return the numbers by which changes of the coordinates are divided. [..., coordinates]"""
         return torch.ones_like(coordinates.real)
@@ -76,48 +89,13 @@ def to_logarithm(values: Tensor) -> Tensor:
     return torch.log(torch.where(values == 0, -1j * TINY, values) * 1j)
 
 
-class Quadratic(SelfEnergy):
-    r"""Noise with one unknown per block M, $\theta = s\,\mathrm{tr}(V^\top M V)$ with V from `vectors`.
-
-    Let $j'$ be the other block of block j's layer. The self-energy of $j'$ is $\sigma_l^2 \theta_j V_{j'} V_{j'}^\top$,
-    so that the derivative of $\theta_i$ by $\theta_j$ is a sum of squares of $V_i^\top M V_{j'}$.
-
-    Attributes:
-        variance: $\sigma_l^2$. [L, 1, 1, 1]
-        share: s.
-    """
-
-    variance: Tensor
-    share: float = 1.0
-
-    def differentiate(
-        self, couplings: Tensor, first: Tensor, coordinates: Tensor, image: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Compute the derivative of the image's coordinates by the coordinates.
-
-        Args:
-            couplings: The squared couplings of the vectors, from `find_couplings`. [b, 2 L, 2 L]
-            first: The couplings of the input, from `find_couplings`. [b, 2 L, n, k]
-            coordinates: The unknowns' coordinates, x blocks first. [b, 2 L, 1]
-            image: The image's coordinates. [b, 2 L, 1]
-
-        Returns:
-            The derivative [b, 2 L, 2 L], and the derivative of n G [b, 2 L].
-        """
-        depth = len(self.variance)
-        caused = self.variance.flatten().repeat(2) * torch.exp(coordinates).squeeze(-1)  # [b, 2 L]
-        derivative = couplings.roll(depth, -1) * self.share * caused.unsqueeze(1) / torch.exp(image)
-        return derivative, -1j * first.square().sum((-2, -1)).roll(depth, -1) * caused
-
-
-class Isotropic(Quadratic):
+class Isotropic(SelfEnergy):
     r"""Isotropic noise: self-energies are $\sigma_l^2\,\mathrm{tr}(M)\,I$ of the other block M of their layer."""
+
+    multiples = True
 
     def __init__(self, network: Network) -> None:
         self.variance = network.variance.view(-1, 1, 1, 1)
-        eye = torch.eye(network.streams, dtype=torch.complex128, device=network.skips.device)
-        self.vectors = [eye.expand(network.depth, 1, -1, -1)] * 2
-        self.share = 1 / network.streams
 
     def energy(self, order: Tensor, side: int) -> Tensor:
         return self.variance * order.unsqueeze(-1)
@@ -126,31 +104,7 @@ class Isotropic(Quadratic):
         return (left * right.mT).sum((-2, -1)).unsqueeze(-1) / left.shape[-1]
 
 
-class IsotropicInBases(Quadratic):
-    r"""Isotropic noise in bases $T_l$, with $K_l = T_l T_l^\top$.
-
-    $\Sigma_{y_l} = \sigma_l^2\,\mathrm{tr}(K_{l-1}^{-1} M_{x_{l-1}})\,K_l$ and
-    $\Sigma_{x_{l-1}} = \sigma_l^2\,\mathrm{tr}(K_l M_{y_l})\,K_{l-1}^{-1}$.
-    """
-
-    def __init__(self, network: Network, bases: Tensor) -> None:
-        self.variance = variance = network.variance.view(-1, 1, 1, 1)
-        metric = (bases @ bases.mT).to(torch.complex128).unsqueeze(1)  # [L + 1, 1, n, n]
-        inverse = torch.linalg.inv(metric)
-        self.caused = [variance * metric[1:], variance * inverse[:-1]]
-        self.traced = [inverse[:-1], metric[1:]]
-        roots = torch.linalg.inv(bases).mT[:-1], bases[1:]
-        self.vectors = [root.to(torch.complex128).unsqueeze(1) for root in roots]
-        self.share = 1 / network.streams
-
-    def energy(self, order: Tensor, side: int) -> Tensor:
-        return self.caused[side] * order.unsqueeze(-1)
-
-    def order(self, left: Tensor, right: Tensor, side: int) -> Tensor:
-        return ((self.traced[side] @ left) * right.mT).sum((-2, -1)).unsqueeze(-1) / left.shape[-1]
-
-
-class Block(Quadratic):
+class Block(SelfEnergy):
     r"""The hyper-connection block with read vector r and write vector w of each layer.
 
     $\Sigma_{y_l} = \sigma_l^2 (r^\top M_{x_{l-1}} r)\, w w^\top$ and
@@ -161,15 +115,13 @@ class Block(Quadratic):
         assert network.read is not None
         assert network.write is not None
         self.ends = [vector.to(torch.complex128)[:, None, :, None] for vector in (network.read, network.write)]
-        self.vectors = self.ends
-        self.variance = network.variance.view(-1, 1, 1, 1)
-        self.outer = [self.variance * (vector @ vector.mT) for vector in reversed(self.ends)]
+        variance = network.variance.view(-1, 1, 1, 1)
+        self.outer = [variance * (vector @ vector.mT) for vector in reversed(self.ends)]
 
     @classmethod
     def for_rows(cls, noises: Sequence[Self], rows: Tensor) -> Self:
         """Return one noise for a batch of points of several networks; `rows` [B] has each point's network number."""
         joined = copy(noises[0])
-        joined.vectors = None
         for name in ("ends", "outer"):
             sides = zip(*(getattr(noise, name) for noise in noises))
             setattr(joined, name, [torch.cat(side, 1)[:, rows] for side in sides])
@@ -194,9 +146,10 @@ class Sublayers(Block):
     (docs/derivations/real_networks.md).
     """
 
+    linear = False
+
     def __init__(self, network: Network, sublayers: tuple[Sublayer, ...]) -> None:
         super().__init__(replace(network, variance=torch.ones_like(network.variance), sublayers=None))
-        self.vectors = None  # no derivative is known: the unknowns are functions of the order parameters
         device, most = network.skips.device, max(len(law.squares) for law in sublayers)
 
         def pad(part: Tensor) -> Tensor:
@@ -245,10 +198,12 @@ class Paths(SelfEnergy):
     With one draw's slopes on the diagonal of $D_l$ and the mean $E_D$ over draws,
     $\Sigma_{y_l} = \sigma_l^2 a_l D_l^2$ with $a_l = E_D\,\mathrm{tr} M_{x_{l-1}}$, and
     $\Sigma_{x_{l-1}} = \sigma_l^2 b_l I$ with $b_l = E_D\,\mathrm{tr} D_l^2 M_{y_l}$. For the block with one slope
-    $d_l$ per draw, $d_l^2\, w w^\top$ replaces $D_l^2$, and $r r^\top$ replaces $I$.
+    $d_l$ per draw, $d_l^2\, w w^\top$ replaces $D_l^2$, and $r r^\top$ replaces $I$. Isotropic noise in bases is the
+    case of one draw of equal slopes.
     """
 
-    def __init__(self, network: Network, slopes: Tensor, bases: Tensor | None) -> None:
+    def __init__(self, network: Network, bases: Tensor | None) -> None:
+        slopes = torch.ones_like(network.skips[None, :, 0]) if network.slopes is None else network.slopes
         self.paths = len(slopes)
         slopes = slopes.transpose(0, 1)  # [L, K, n], or [L, K, 1] for the block
         if network.read is None or network.write is None:
@@ -344,21 +299,19 @@ class General(SelfEnergy):
         triangle[..., self.below[0], self.below[1]] = coordinates[..., self.streams :]
         return triangle
 
-    def change_of_unknowns(self, factors: tuple[Tensor, Tensor], change: Tensor) -> Tensor:
-        """Return the change of M [b, 2 L, n, n] from a change of M's coordinates; `factors` are M's R and R D."""
+    def change_of_unknowns(self, factors: tuple[Tensor, ...], change: Tensor) -> Tensor:
         triangle, scaled = factors
         below = torch.zeros_like(triangle)
         below[..., self.below[0], self.below[1]] = change[..., self.streams :]
         half = below @ scaled.mT
         pivots = (scaled * change[..., : self.streams].unsqueeze(-2)) @ triangle.mT
-        return _permute(pivots + half + half.mT, self.original_order) * -1j
+        return _permute(pivots + half + half.mT, self.original_order).flatten(-2) * -1j
 
-    def change_of_coordinates(self, factors: tuple[Tensor, Tensor], change: Tensor) -> Tensor:
-        """Return the change of M's coordinates from a change of M [b, 2 L, n, n]; `factors` are M's R and R D."""
+    def change_of_coordinates(self, factors: tuple[Tensor, ...], change: Tensor) -> Tensor:
         # With i M = R D R^T and S = R^-1 d(iM) R^-T D^-1: d log D is the diagonal of S, and dR is R times the strictly
         # lower triangle of S.
         triangle, scaled = factors
-        change = _permute(change, self.elimination_order) * 1j
+        change = _permute(change.unflatten(-1, (self.streams, self.streams)), self.elimination_order) * 1j
         inner = torch.linalg.solve_triangular(triangle, change, upper=False, unitriangular=True)
         inner = torch.linalg.solve_triangular(triangle, inner.mT, upper=False, unitriangular=True).mT
         inner = inner / scaled.diagonal(dim1=-2, dim2=-1).unsqueeze(-2)

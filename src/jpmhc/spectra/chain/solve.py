@@ -31,10 +31,8 @@ _HISTORY = 60
 _DEFAULTS = Options(Anderson(), tolerance=1e-9, maximum=500)
 # Points between bands, where Anderson mixing makes no progress, are solved by this scheme.
 _STUBBORN = Newton(lengths=(1.0, 0.3), first_try=12, stage_iterations=8, stubborn=True)
-# With at most the first number of unknowns, Newton's method follows after a few iterations of Anderson mixing; with at
-# most the second, after many iterations; with more unknowns, never.
-_NEWTON_SMALL, _NEWTON_LARGEST = 128, 256
-_LATE = (60,)
+# With at most _FEW unknowns, Newton's method follows after so many iterations of Anderson mixing.
+_FEW, _LATE = 256, (100,)
 # Points no farther apart than _NEAR, in the logarithm of z, are solved by continuation from one to the other. Distances
 # along the real axis, on which band edges lie, count _ALONG times.
 _NEAR, _ALONG = 2.0, 3.0
@@ -98,8 +96,10 @@ def _solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints
     points = z / gain
     equation = ChainEquation(network, points, options.tolerance)
     columns = 1 + 2 * network.depth * equation.noise.coordinates
-    if options.scheme is _DEFAULTS.scheme:
-        options = replace(options, scheme=_choose_scheme(equation, columns))
+    noise = equation.noise
+    few = columns <= _FEW and noise.scalar and noise.linear and noise.paths == 1
+    if few and options.scheme is _DEFAULTS.scheme:
+        options = replace(options, scheme=AndersonNewton(newton=_STUBBORN, turns=_LATE))
     blocks_size = (network.depth + 1) * network.streams**2 * 2 * _ALIVE * equation.noise.paths
     chunk = max(1, MEMORY[z.device.type] // (16 * (blocks_size + columns * _HISTORY)))
     # With a general covariance, unknowns in separating bases cannot start an equation without them, nor the reverse.
@@ -156,13 +156,6 @@ def _solve_zero(network: Network, z: Tensor, matrix: bool) -> Solution:
     blocks = torch.eye(network.streams, device=z.device) / z[:, None, None] if matrix else None
     nothing = torch.zeros_like(z.real)
     return Solution(1 / z, nothing == 0, nothing, nothing.long(), method="chain", matrix=blocks)
-
-
-def _choose_scheme(equation: ChainEquation, columns: int) -> Scheme:
-    """Return Anderson mixing, followed by Newton's method if the derivative is known and there are few unknowns."""
-    if equation.noise.vectors is None or columns > _NEWTON_LARGEST:
-        return _DEFAULTS.scheme
-    return AndersonNewton(newton=_STUBBORN) if columns <= _NEWTON_SMALL else AndersonNewton(turns=_LATE)
 
 
 def solve_together(networks: Sequence[Network], z: Tensor, *, tolerance: float = 1e-9) -> Tensor:
