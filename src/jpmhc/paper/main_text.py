@@ -82,12 +82,10 @@ class _Scalar(ContinuedEquation):
 
 
 class _Matrix(ContinuedEquation):
-    """Eq. matrix-dyson with the n² entries of M as the unknowns."""
+    """Eq. matrix-dyson with the n² entries of M as the unknowns, solved by Newton's method (eq. newton-matrix)."""
 
     def __init__(self, skip: Tensor, variance: float) -> None:
         self.skip, self.variance = skip, variance
-        streams = len(skip)
-        self.basis = torch.eye(streams**2, dtype=skip.dtype, device=skip.device).unflatten(-1, (streams, streams))
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
         return (self.skip / z[:, None, None]).flatten(1)
@@ -95,16 +93,6 @@ class _Matrix(ContinuedEquation):
     def image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         dressed, resolvent = self.dress(x, z)
         return (dressed @ resolvent).flatten(1)  # eq. matrix-dyson
-
-    def newton_correction(self, x: Tensor, z: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        dressed, resolvent = (part.unsqueeze(1) for part in self.dress(x, z))  # [b, 1, n, n]
-        residual = (dressed @ resolvent).flatten(1) - x
-        change = self.variance * self.basis
-        inner = change.mT @ dressed + dressed.mT @ change
-        columns = change @ resolvent + dressed @ resolvent @ inner @ resolvent  # [b, n², n, n]
-        jacobian = columns.flatten(2).mT - torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-        correction, _ = torch.linalg.solve_ex(jacobian, -residual)  # eq. newton-matrix
-        return (residual.abs() / self.scale(x, z, index)).amax(-1), correction
 
     def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         return x.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
