@@ -81,7 +81,7 @@ class Diagnosis:
     @property
     def verdict(self) -> list[str]:
         """Five sentences: on the map, on collapse, on explosion, on the layers, and on the theory."""
-        return find_verdict(self)
+        return [_map(self), _collapse(self), _explosion(self), _layers(self), _theory(self)]
 
     def list_spectra(self) -> Iterator[tuple[str, Spectrum | Density, float]]:
         """Yield a name, a spectrum and the limit of collapse for each row of the table.
@@ -205,11 +205,6 @@ def _describe_value(value: float, floor: float) -> str:
 def _write(value: float) -> str:
     """Return a number with two digits, or a whole number from 100 on."""
     return f"{value:.0f}" if 99.5 <= value < 1e6 else f"{value:.2g}"
-
-
-def find_verdict(diagnosis: Diagnosis) -> list[str]:
-    """Return five sentences: on the map, on collapse, on explosion, on the layers, and on the theory."""
-    return [_map(diagnosis), _collapse(diagnosis), _explosion(diagnosis), _layers(diagnosis), _theory(diagnosis)]
 
 
 def _map(diagnosis: Diagnosis) -> str:
