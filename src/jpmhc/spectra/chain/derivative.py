@@ -58,10 +58,9 @@ class LinearisedChain:
         """Return the change of g(x) caused by a small change of x, both in `SelfEnergy`'s coordinates. [b, columns]"""
         noise, eye = self.equation.noise, self.equation.eye
         blocks = noise.change_of_unknowns(self.factors, change[:, 1:].unflatten(1, (-1, noise.coordinates)))
-        caused_y, caused_x = (
-            noise.energy(part, side) * (eye if noise.multiples else 1)
-            for side, part in enumerate(blocks.transpose(0, 1).split(self.equation.depth))
-        )
+        parts = blocks.transpose(0, 1).split(self.equation.depth)
+        energies = (noise.energy(part, side) for side, part in enumerate(parts))
+        caused_y, caused_x = (energy * eye if energy.shape[-1] == 1 else energy for energy in energies)
         added, inner = (
             torch.stack([first, second.flip(0)], 1) for first, second in ((caused_y, caused_x), (caused_x, caused_y))
         )

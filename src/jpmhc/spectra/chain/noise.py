@@ -33,7 +33,6 @@ class SelfEnergy(ABC):
         paths: The number of draws of the slopes over which a block is averaged. A batch of B points has B times this
             number of blocks; the paths of one point follow each other.
         linear: Whether the self-energies and the new unknowns are linear functions of the unknowns and of the blocks.
-        multiples: Whether `energy` returns multiples of the identity.
     """
 
     count: int = 1
@@ -41,7 +40,6 @@ class SelfEnergy(ABC):
     coordinates: int = 1
     paths: int = 1
     linear: bool = True
-    multiples: bool = False
 
     @abstractmethod
     def energy(self, unknowns: Tensor, side: int) -> Tensor:
@@ -91,8 +89,6 @@ def to_logarithm(values: Tensor) -> Tensor:
 
 class Isotropic(SelfEnergy):
     r"""Isotropic noise: self-energies are $\sigma_l^2\,\mathrm{tr}(M)\,I$ of the other block M of their layer."""
-
-    multiples = True
 
     def __init__(self, network: Network) -> None:
         self.variance = network.variance.view(-1, 1, 1, 1)
