@@ -152,10 +152,10 @@ class CoefficientMap(SettingsModule):
 
     def _map_to_all_logits(self) -> tuple[Tensor | None, Tensor]:
         weight, bias = self._plain_parameters()
-        frames = [getattr(self.mixer, name).flatten() for name in self.mixer.grassmann_frames]
-        if not frames:
+        mixer = self.mixer
+        if not mixer.grassmann_frames:
             return weight, bias
-        bias = torch.cat([bias, *frames])
+        bias = torch.cat([bias, *(getattr(mixer, name).flatten() for name in mixer.grassmann_frames)])
         if weight is not None:
             weight = torch.cat([weight, weight.new_zeros(len(bias) - len(weight), weight.shape[-1])])
         return weight, bias

@@ -189,21 +189,24 @@ def are_wanted(kernels: str, device: str) -> bool:
 _CHOSEN: dict[tuple[object, ...], Spec] = {}  # keys: a connection's settings as text, its types and devices
 
 
-def choose_spec(block: "HyperConnection", device: str, dtype: torch.dtype) -> Spec | None:
-    """Return the connection's settings as a `Spec`, if the kernels can run the connection.
-
-    Otherwise warn and return None, or raise an error if the connection has `kernels="fused"`.
-    """
-    coefficients = block.map
-    texts = (block.settings_text, coefficients.settings_text, coefficients.mixer.settings_text)
-    runs = device == "cuda" or _is_interpreted()
-    bias = coefficients.bias
-    case = (*texts, device, runs, dtype, bias.dtype, bias.device.type, coefficients.weight is None)
+def prepare_compiler() -> None:
+    """Register the kernels' operators, and declare them to Inductor, if a compiler traces the running code."""
     if torch._guards.CompileContext.try_get() is not None:
         from jpmhc.kernels import write, write_read  # noqa: F401  (the imports register operators)
         from jpmhc.kernels.passes import declare_to_inductor
 
         declare_to_inductor()
+
+
+def choose_spec(block: "HyperConnection", device: str, dtype: torch.dtype) -> Spec | None:
+    """Return the connection's settings as a `Spec`, if the kernels can run the connection.
+
+    Otherwise warn and return None, or raise an error if the connection has `kernels="fused"`.
+    """
+    coefficients, runs = block.map, device == "cuda" or _is_interpreted()
+    bias = coefficients.bias
+    texts = block.settings_text, coefficients.settings_text, coefficients.mixer.settings_text
+    case = (texts, device, runs, dtype, bias.dtype, bias.device)
     known = _CHOSEN.get(case)
     if known is not None and not modes.is_transformed():
         return known

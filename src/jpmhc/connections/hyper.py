@@ -212,11 +212,14 @@ class HyperConnection(SettingsModule):
 
     def find_spec(self, x: Tensor) -> Spec | None:
         """Return the settings of this connection as a `Spec` if the kernels run on streams like x, else None."""
-        if not fused.are_wanted(self.kernels, x.device.type):
+        device = x.device.type
+        if not fused.are_wanted(self.kernels, device):
             return None
+        if not torch.compiler.is_compiling():
+            return fused.choose_spec(self, device, x.dtype)
         parts = self.map
         texts = self.settings_text, parts.settings_text, parts.mixer.settings_text
-        key = self._choose_key(x.device.type, x.dtype, *texts)
+        key = self._choose_key(device, x.dtype, *texts)
         return find_spec(key) if key else None
 
     def _choose_key(self, device: str, dtype: torch.dtype, *texts: str) -> str:
@@ -224,6 +227,7 @@ class HyperConnection(SettingsModule):
 
         torch.compile watches the texts, so that a changed setting causes a new trace.
         """
+        fused.prepare_compiler()
         spec = fused.choose_spec(self, device, dtype)
         return "" if spec is None else spec.key
 

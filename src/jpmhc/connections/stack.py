@@ -184,21 +184,21 @@ def _may_take_apart(block: HyperConnection) -> bool:
 ReadAhead = tuple[Tensor, int, bool, tuple[Tensor, State]]
 
 
-def may_read_ahead(owner: nn.Module, x: Tensor) -> bool:
+def may_read_ahead(parameter: Tensor, x: Tensor) -> bool:
     """Return whether the next layer's connection may read the streams x before that layer is called.
 
     The answer is no if a compiler, another process or a recomputation decides when that layer runs and when its
     parameters are available. The answer is also no if the layer is on another device.
 
     Args:
-        owner: The module whose parameters the connection uses.
+        parameter: A parameter that the connection uses.
     """
     return not (
         torch.compiler.is_compiling()
         or x.is_inference()
         or (torch.distributed.is_available() and torch.distributed.is_initialized())
         or _may_be_recomputed()
-        or next(owner.parameters()).device != x.device
+        or parameter.device != x.device
     )
 
 
@@ -216,7 +216,7 @@ def use_read(ahead: ReadAhead | None, x: Tensor) -> tuple[Tensor, State] | None:
 
     A layer that is recomputed reads for itself, because the earlier result does not exist when the layer runs again.
     """
-    if ahead is None or torch.compiler.is_compiling() or _may_be_recomputed():
+    if ahead is None or _may_be_recomputed():
         return None
     streams, version, differentiable, read = ahead
     fits = streams is x and version == x._version and (differentiable or not torch.is_grad_enabled())

@@ -65,7 +65,7 @@ class ConnectedLayer:
     def end(self, x: Tensor, y: Tensor, state: State) -> Tensor:
         """Write the MLP's output y to x and return the new streams. Also read them for the next layer if possible."""
         following = self.following
-        if following is None or not may_read_ahead(following.layer.attn_hc, x):
+        if following is None or not may_read_ahead(following.layer.attn_hc.base, x):
             return self.feedforward.write(x, y, state)
         x, h, state = self.feedforward.write_read(x, y, state, following.attention)
         following.ahead = keep_read(x, (h, state))

@@ -31,8 +31,6 @@ _ALLOCATIONS = {
     torch.ops.aten.new_empty_strided.default,
 }
 
-_BYTES = operator.attrgetter("nbytes")
-
 _RAN_ONCE, _NOT_REPLAYABLE = "ran once", "cannot be replayed"
 _recordings: dict[tuple[Any, ...], "Recording | str"] = {}  # by step, thread and arguments; a text is one of these two
 
@@ -47,7 +45,14 @@ def replayed(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def run(*arguments: Any) -> Any:
-        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        tensors: list[Tensor] = []
+        sizes: list[Any] = []  # and the other arguments
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                tensors.append(argument)
+                sizes.append(argument.nbytes)
+            else:
+                sizes.append(argument)
         addresses = list(map(Tensor.data_ptr, tensors))
         # No replay if the step copies a tensor, which is not contiguous or does not start at a multiple of 16 bytes.
         # Nor inside a step that is being recorded, because its recording must contain this step's launches.
@@ -58,9 +63,7 @@ def replayed(step: Callable[..., Any]) -> Callable[..., Any]:
         ):
             return step(*arguments)
         first = arguments[0]
-        others = tuple([argument for argument in arguments if not isinstance(argument, Tensor)])
-        sizes = (first.shape, first.dtype, first.device, *map(_BYTES, tensors))
-        key = (step, get_ident(), sizes, others, tuple(map(type, arguments)))
+        key = (step, get_ident(), first.shape, first.dtype, first.device, *sizes)
         recording = _recordings.get(key)
         if not isinstance(recording, Recording):
             return _run_or_record(key, step, arguments, tensors)

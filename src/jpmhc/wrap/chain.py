@@ -115,8 +115,8 @@ class Chain:
 
     def begin(self, layer: nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Return a layer's arguments with the hidden state as a `Streams` object (a hook before the layer)."""
-        plan, connections = connections_of(layer).plan, connections_of(layer).connections
-        x = plan.entering(args, kwargs)
+        held = connections_of(layer)
+        plan, x = held.plan, held.plan.entering(args, kwargs)
         if not isinstance(x, Tensor):
             raise RuntimeError(f"the hidden state of {plan.name} was another argument when the model was wrapped")
         hidden = x
@@ -135,7 +135,7 @@ class Chain:
             self.warn_of_frozen(layer, plan)
         if layer._backward_hooks and not self.warned_of_hooks:
             self.warn_of_backward_hooks(plan)
-        route = Route(plan.steps, connections, self.find_onward(plan, x), reduces=plan.last)
+        route = Route(plan.steps, held.connections, self.find_onward(plan, x), reduces=plan.last)
         entering = Streams(x, route, begun=self.take_read(layer, x))
         entering.hidden = hidden if plan.first else None
         return plan.with_entering(args, kwargs, entering)
@@ -145,12 +145,14 @@ class Chain:
 
         This is a hook after the layer.
         """
-        plan, streams = connections_of(layer).plan, leaving_streams(layer, output)
+        plan = connections_of(layer).plan
+        streams = leaving_streams(layer, plan, output)
         if streams.onward is not None:
             self.calls.ahead = (self.following[plan.name], keep_read(streams.x, streams.onward))
         if plan.last:
             self.calls.unfinished = False
-            streams.hidden = reduce_streams(streams.x)  # for code that kept these streams inside the layer
+            if streams.hidden is None:  # set, because other code may have kept these streams
+                streams.hidden = reduce_streams(streams.x)
             return plan.with_leaving(output, streams.hidden)
         return plan.with_leaving(output, self.send(streams.x))
 
@@ -268,7 +270,7 @@ class Chain:
         if plan.name not in self.following:
             return None
         connection = connections_of(self.following[plan.name]).connections[0]
-        return connection if may_read_ahead(connection, x) else None
+        return connection if may_read_ahead(connection.map.bias, x) else None
 
     def take_read(self, layer: nn.Module, x: Tensor) -> Read | None:
         """Return the sublayer input and the state that the previous layer has read from x for this layer, or None."""
@@ -344,15 +346,14 @@ def recompute_streams(checkpoint: Callable[..., Any], run: Callable[..., Any], *
         streams = Streams(plan.entering(args, kwargs), route)
         inner_args, inner_kwargs = plan.with_entering(args, kwargs, streams)
         output = run.func(*run.args, *inner_args, **inner_kwargs)
-        return plan.with_leaving(output, leaving_streams(layer, output).x)
+        return plan.with_leaving(output, leaving_streams(layer, plan, output).x)
 
     output = checkpoint(run_streams, *args)
     return plan.with_leaving(output, Streams(plan.leaving(output), route, plan.steps))
 
 
-def leaving_streams(layer: nn.Module, output: Any) -> Streams:
+def leaving_streams(layer: nn.Module, plan: LayerPlan, output: Any) -> Streams:
     """Return the streams in a layer's output; raise an error if their operations differ from the layer's plan."""
-    plan = connections_of(layer).plan
     streams = plan.leaving(output)
     if not isinstance(streams, Streams) or streams.trail != plan.steps:
         steps = "an unknown computation"

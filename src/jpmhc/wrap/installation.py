@@ -7,7 +7,7 @@ from torch import nn
 
 from jpmhc.wrap.chain import Chain, forget_recomputing
 from jpmhc.wrap.layers import CHILD, LayerConnections
-from jpmhc.wrap.stream_modules import StreamModule
+from jpmhc.wrap.stream_modules import StreamModule, module_step
 from jpmhc.wrap.streams import register_with_einops
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
@@ -26,8 +26,10 @@ def install(model: nn.Module, connections: Sequence[LayerConnections]) -> None:
             layer.add_module(CHILD, member)
             layer.register_forward_pre_hook(chain.begin, with_kwargs=True)
             layer.register_forward_hook(chain.end, with_kwargs=True)
+            carriers = {step.name for step in member.plan.steps}
             for inner in member.plan.modules:
-                StreamModule(inner).register(layer.get_submodule(inner))
+                fits = None if module_step(inner) in carriers else False
+                StreamModule(inner, fits).register(layer.get_submodule(inner))
         for module in [owner, *_modules_around(model, owner)]:
             if not isinstance(module, CONTAINERS) and module not in layers:
                 module.register_forward_pre_hook(chain.enter, with_kwargs=True, prepend=True)

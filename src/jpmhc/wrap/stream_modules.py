@@ -8,6 +8,11 @@ from torch.utils.hooks import RemovableHandle
 from jpmhc.wrap.streams import Streams, StreamStep
 
 
+def module_step(name: str) -> str:
+    """Return the name of the step in which the module `name` of a layer acts on all streams."""
+    return f"module {name}"
+
+
 class StreamModule:
     """Two hooks that replace a module's `Streams` argument by a tensor: all streams, or their mixture.
 
@@ -17,28 +22,30 @@ class StreamModule:
 
     Args:
         name: The module's name in its layer.
+        fits: Whether the module may get all streams; None to decide at its first call whether it can act on their last
+            dimension.
 
     Attributes:
         met: Whether the module was called with streams.
-        fits: Whether the module can act on the last dimension of the streams; None before its first call.
         pending: During a call with all streams: the streams, and the step of the plan.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name, self.met = name, False
-        self.fits: bool | None = None
+    def __init__(self, name: str, fits: bool | None = None) -> None:
+        self.name, self.fits, self.met = name, fits, False
         self.pending: tuple[Streams, StreamStep] | None = None
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the module's arguments with a tensor for the `Streams` object (a hook before the module)."""
         self.pending = None  # an interrupted call may have left a value
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor | Streams)]
-        if len(tensors) != 1 or not isinstance(tensors[0], Streams) or not args or tensors[0] is not args[0]:
+        streams = args[0] if args else None
+        if not isinstance(streams, Streams):
             return None
-        self.met, streams = True, tensors[0]
+        if any([isinstance(value, (Tensor, Streams)) for value in (*args[1:], *kwargs.values())]):
+            return None
+        self.met = True
         if self.fits is None:
             self.fits = acts_on_last_dimension(module, streams.shape[-1])
-        step = streams.take_step(f"module {self.name}") if self.fits else None
+        step = streams.take_step(module_step(self.name)) if self.fits else None
         if step is None:
             return (streams.read(), *args[1:]), kwargs
         self.pending = (streams, step)
@@ -54,11 +61,11 @@ class StreamModule:
         return module.forward(streams.read(), *args[1:], **kwargs)
 
     def register(self, module: nn.Module) -> list[RemovableHandle]:
-        """Register both hooks on a module, and return their handles."""
-        return [
-            module.register_forward_pre_hook(self.begin, with_kwargs=True),
-            module.register_forward_hook(self.end, with_kwargs=True),
-        ]
+        """Register the hooks on a module, the second one only if the module may get all streams. Return the handles."""
+        handles = [module.register_forward_pre_hook(self.begin, with_kwargs=True)]
+        if self.fits is not False:
+            handles.append(module.register_forward_hook(self.end, with_kwargs=True))
+        return handles
 
 
 def acts_on_last_dimension(module: nn.Module, dim: int) -> bool:

@@ -53,7 +53,7 @@ class Route:
 
     def connection(self, trail: Trail) -> HyperConnection | None:
         """Return the connection of the next addition after the steps in `trail`; None after the last addition."""
-        done = sum(step.name == "add" for step in trail)
+        done = [step.name for step in trail].count("add")
         return self.connections[done] if done < len(self.connections) else None
 
     def following(self, trail: Trail) -> HyperConnection | None:
@@ -83,7 +83,8 @@ class Streams:
         begun: The mixture that the next connection has already read from these streams, and its state.
 
     Attributes:
-        hidden: The hidden state from which these streams were made, at the beginning of a chain; None otherwise.
+        hidden: The hidden state from which these streams were made, at the beginning of a chain, or the mean of the
+            streams at its end; None otherwise.
         onward: The mixture that the next layer's first connection has already read, and its state.
         counts: The number of times that each operation was applied to these streams.
         differentiable: Whether gradients were recorded when the streams were read.
@@ -157,7 +158,10 @@ class Streams:
             y = y.expand(shape)
         trail = (*self.trail, step)
         if self.route.reduces and trail == self.route.steps:
-            return self.after(step, connection.write_mean(x, y, state).unsqueeze(-2))  # one stream
+            mean = connection.write_mean(x, y, state)
+            reduced = self.after(step, mean.unsqueeze(-2))  # one stream
+            reduced.hidden = mean
+            return reduced
         following = self.route.following(trail)
         if following is None:
             return self.after(step, connection.write(x, y, state))
