@@ -134,7 +134,8 @@ def test_a_file_that_is_written_over_is_noticed(after, fault):
 
 SUITE = """
 import transformers
-from transformers import GPT2Model, WhisperModel  # the plugin wraps models of the classes that are loaded
+# The plugin wraps models of the classes that are loaded.
+from transformers import GPT2Model, LlamaForSequenceClassification, WhisperModel
 
 class TestTiny:
     def make(self):
@@ -168,6 +169,13 @@ class TestTiny:
     def test_without_a_model(self):
         assert transformers.GPT2Config(n_layer=1).n_layer == 1
 
+    def test_a_head_that_inherits_its_constructor(self):
+        sizes = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=64)
+        config = transformers.LlamaConfig(**sizes, pad_token_id=0)
+        LlamaForSequenceClassification(config)
+        changed = bool(getattr(config, "fusion_config", None))
+        assert not changed  # a body that is wrapped alone changes its configuration
+
     def test_speech(self):
         sizes = dict(d_model=8, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, vocab_size=64)
         sizes |= dict(decoder_attention_heads=2, max_source_positions=6, pad_token_id=0, decoder_start_token_id=1)
@@ -183,7 +191,7 @@ def test_a_test_that_passes_plain_and_fails_wrapped_is_counted(tmp_path, monkeyp
     file.write_text(SUITE)
     tally = Tally()
     transformers_suites.compare(file, tally)
-    assert (tally.tried, tally.held) == (6, 3), tally
+    assert (tally.tried, tally.held) == (7, 4), tally
     assert [message.partition(": ")[0].rpartition("::")[2] for message in tally.messages] == [
         "test_blocks_have_these_children",
         "test_an_error_inside_wrap",

@@ -49,8 +49,7 @@ def wrapped_models(monkeypatch: pytest.MonkeyPatch, record_property: Callable[[s
     """Let constructors return wrapped models, and let the plain loader load wrapped ones."""
     BUSY.wrapped = 0
     for model_class in _subclasses(PreTrainedModel):
-        if "__init__" in vars(model_class):
-            monkeypatch.setattr(model_class, "__init__", _make_init(model_class.__init__))
+        monkeypatch.setattr(model_class, "__init__", _make_init(model_class.__init__))
     monkeypatch.setattr(
         PreTrainedModel, "from_pretrained", classmethod(_load(PreTrainedModel.from_pretrained.__func__))
     )
