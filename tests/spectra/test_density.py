@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import math
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -380,3 +381,16 @@ def test_the_bound_is_the_same_for_noise_given_as_matrices():
     assert torch.allclose(gradient_gains(isotropic), gradient_gains(general))
     block, general = Network(skips, 0.3, read, write), Network(skips, 0.3, covariance=outer)
     assert upper_bound(block) == pytest.approx(upper_bound(general), rel=1e-9)
+
+
+def test_a_grid_that_is_too_coarse_for_shares_is_named():
+    network = Network.repeated(torch.eye(2), 0.1, 3)
+    truth = density(network)
+    for points, wrong in ((20, 2.0), (50, 1.1)):
+        with pytest.warns(UserWarning, match=f"the grid of {points} points is too coarse"):
+            coarse = density(network, torch.linspace(1e-4, float(truth.x[-1]), points, dtype=torch.float64))
+        assert coarse.mass + coarse.below > wrong - 0.05
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fine = density(network, torch.linspace(1e-4, float(truth.x[-1]), 400, dtype=torch.float64))
+    assert fine.quantile(0.5) == pytest.approx(truth.quantile(0.5), rel=0.01)

@@ -48,6 +48,8 @@ _BELOW_TOLERANCE = 1e-4
 _BELOW_SHARE = 1e-5
 # The accepted error of the mass below a grid. If the whole mass misses one by more, the user is warned.
 _MISREAD = 0.02
+# On a grid of the user, which may begin inside a band, the mass below the grid may be wrong by this much.
+_MASS_TOLERANCE = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,8 +243,8 @@ def density(
         exact=bottom.exact,
         note=bottom.note,
     )
-    if x is None and eta is None:
-        _warn_of_missed_moments(result)
+    if eta is None:
+        (_warn_of_missed_moments if x is None else _warn_of_coarse_grid)(result)
     return result
 
 
@@ -334,6 +336,19 @@ def _warn_of_missed_moments(curve: Density) -> None:
         warnings.warn(
             f"the density has a mass of {mass:.3f} instead of one, {curve.below:.3f} of it below its grid: some of it "
             "was missed, or counted twice",
+            stacklevel=3,
+        )
+
+
+def _warn_of_coarse_grid(curve: Density) -> None:
+    """Warn if half of the grid's points give another mass, or if the whole mass is far above one."""
+    few = torch.cat([torch.arange(0, len(curve.x) - 1, 2), torch.tensor([len(curve.x) - 1])])
+    half = float(_integral(curve.x[few], curve.values[few])) + curve.below
+    whole = curve.mass + curve.below
+    if abs(half - whole) > _MISREAD or whole > 1 + _MASS_TOLERANCE:
+        warnings.warn(
+            f"the grid of {len(curve.x)} points is too coarse: the whole mass is {whole:.3f}, and {half:.3f} with half "
+            "of the points, so that shares and quantiles are wrong by about as much. Leave x out, or give more points",
             stacklevel=3,
         )
 
