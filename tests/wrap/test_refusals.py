@@ -315,3 +315,18 @@ def test_what_cannot_be_unwrapped_loaded_or_made_a_stage():
         jpmhc.load_wrapped("there", Stack)
     with pytest.raises(ValueError, match="load_wrapped takes no streams=: the saved configuration says how"):
         jpmhc.load_wrapped(types.SimpleNamespace(from_pretrained=None), "there", streams=2)
+
+
+class Overflowing(Stack):
+    """A model with one more NaN in its outputs at each call, as where numbers overflow or not by their rounding."""
+
+    calls = 0
+
+    def forward(self, *args):
+        y = super().forward(*args)
+        self.calls += 1
+        return y.masked_fill(torch.arange(y.shape[-1]) < self.calls, torch.nan)
+
+
+def test_a_model_whose_outputs_are_nan_is_not_blamed_on_its_layers():
+    refused(Overflowing(Block(12) for _ in range(2)), "outputs are NaN for these inputs: give its weights values, or")

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import math
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -137,7 +138,13 @@ class OutputComparison:
         floating = [x.dtype for x in (*self.model.parameters(), *outputs) if x.is_floating_point()]
         rounding = max(torch.finfo(dtype).eps for dtype in set(floating))
         for old, new in zip(self.outputs, outputs):
-            _refuse_difference(kind, "outputs", relative_difference(old, new), rounding**0.5)
+            difference = relative_difference(old, new)
+            if math.isnan(difference) and bool(old.isnan().any()):
+                raise ValueError(
+                    f"{kind} cannot be compared with itself before wrapping, because its outputs are NaN for these "
+                    "inputs: give its weights values, or give other inputs="
+                )
+            _refuse_difference(kind, "outputs", difference, rounding**0.5)
         if self.gradient is not None and self.plan is not None:
             gradient = self._gradient(self.plan)
             difference = 1.0 if gradient is None else relative_difference(self.gradient, gradient)
