@@ -1,4 +1,4 @@
-"""Modules at a model's ends: StreamExpansion makes n streams of a hidden state, StreamHead one hidden state of n."""
+"""Modules at a model's ends: StreamExpansion, from a hidden state to n streams, and StreamHead, back."""
 
 import math
 
@@ -13,12 +13,12 @@ KINDS = ("learned", "mean", "sum")
 
 
 class StreamExpansion(nn.Module):
-    """A module that copies a hidden state into n streams and multiplies each by a learned number (one at the start).
+    """A module that copies a hidden state into n streams and multiplies each by a learned factor, initially 1.
 
     Args:
         streams: The number n of streams.
-        device: The device of the learned numbers.
-        dtype: The type of the learned numbers; float32 if a half type is asked for.
+        device: The device of the factors.
+        dtype: The type of the factors; float16 and bfloat16 become float32.
 
     Shapes:
         x: [..., d] → [..., n, d]
@@ -45,7 +45,7 @@ class StreamExpansion(nn.Module):
 
 
 class StreamHead(nn.Module):
-    r"""A module that combines the streams of each token into one hidden state: by learned weights, mean or sum.
+    r"""A module that combines the streams of each token: a learned weighted sum, the mean or the sum.
 
     The learned head computes $\sum_i (\sigma(s\,(W\,\mathrm{rms}(x))_i + b_i) + \epsilon)\, x_i$, which DeepSeek-V4
     puts before its last norm. W, b and s are learned; rms divides the n · dim numbers of a token by their root mean
@@ -105,7 +105,9 @@ class StreamHead(nn.Module):
 def read_streams(x: Tensor, weight: Tensor, bias: Tensor, eps: float, read_eps: float) -> Tensor:
     """Return Σ_j r_j x_j for each token, with r = sigmoid(weight · rms(x) + bias) + read_eps.
 
-    rms divides the n · d numbers of a token by their root mean square. [..., n, d], [n, n * d], [n] → [..., d]
+    rms divides the n · d numbers of a token by their root mean square.
+
+    x: [..., n, d], weight: [n, n * d], bias: [n] → [..., d]
     """
     flat = x.reshape(-1, *x.shape[-2:])
     weights = (reference.compute_logits(flat, weight, "rms", eps) + bias).sigmoid() + read_eps

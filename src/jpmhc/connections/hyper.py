@@ -38,21 +38,21 @@ class HyperConnection(SettingsModule):
         index: The layer's number. At the start the read favours stream `index` mod n, so that equal streams become
             different. None draws a stream from torch's generator.
         norm: The norm over all streams of a token before the projection to logits, without weights: `"rms"`, `"layer"`
-            or `"rms_outside"`, which adds eps to the root and not under the root.
+            or `"rms_outside"`, which adds eps to the root instead of under it.
         read: `"softmax"`, `"sigmoid"`, or `"softmax_matrix"` (the paper's Cayley variant).
         write: `"softmax"`, `"sigmoid"`, or `"softmax_matrix"` (the paper's Cayley variant).
         temperature: τ of eq. cayley-constraints, which divides the read and write logits.
         dynamic: Whether the coefficients depend on the token (by a projection of the streams), or are parameters.
         post_norm: The norm of each stream after the write: `"rms"` without weights, `"layer"` with weights
             (fig. jpmhc-block), or None.
-        write_scale: The output scale s of eq. cayley-fwd4, which multiplies the write weights; with another scale than
-            one a fresh block is $x + s F(x)$.
+        write_scale: The output scale s of eq. cayley-fwd4, which multiplies the write weights; a fresh block is
+            $x + s F(x)$.
         kernels: `"fused"` Triton kernels, the PyTorch `"reference"`, or `"auto"`: fused on CUDA where the kernels cover
             the case (otherwise a warning says why not), reference elsewhere and under `torch.func` transforms.
         eps: The norms' eps.
         read_eps: Added to the read weights, as in DeepSeek-V4.
         device: The device of the coefficients' parameters.
-        dtype: The type of the coefficients' parameters; float32 if a half type is asked for.
+        dtype: The type of the coefficients' parameters; float16 and bfloat16 become float32.
 
     Shapes:
         x: [..., streams, dim] → [..., streams, dim]. For n equal streams x may be [..., 1, dim]: the fused kernels then

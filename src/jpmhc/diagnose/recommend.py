@@ -125,8 +125,8 @@ class Recommendation:
     Attributes:
         candidates: The mixers, ranked by the theory and not by the loss of trained models: by the collapsed share of J
             with drifted skips, then by the distance of T's gradients from the plain residual network's, then by the
-            distance of J's geometric mean from the plain network's, then by cost. No other mixer beats the first one in
-            one of the first three numbers without being worse in another of them.
+            distance of J's geometric mean from the plain network's, then by cost. The first mixer is Pareto-optimal in
+            the first three numbers.
         assumptions: The assumptions behind the numbers, in words.
     """
 
@@ -278,7 +278,7 @@ def recommend(
 
 
 class _Model:
-    """The layers that are the same for all mixers."""
+    """The settings of the theory's networks that do not depend on the mixer."""
 
     def __init__(self, depth: int, streams: int, norm: str, mlp: spectra.MLP, start_variance: float) -> None:
         self.make = spectra.Network.prenorm if norm == "pre" else spectra.Network.postnorm
@@ -290,11 +290,11 @@ class _Model:
         self.scale = math.exp(float(torch.linalg.slogdet(self.plain.skips).logabsdet.sum()) / streams)
 
     def network(self, skips: Tensor) -> spectra.Network:
-        """Return the theory's network with these skips and the other settings of the recommendation. [L, n, n]"""
+        """Return the theory's network with the skips [L, n, n] and this model's other settings."""
         return self.make(skips, self.read, self.write, self.mlp, self.start_variance)
 
     def own_map(self, skips: Tensor, network: spectra.Network) -> spectra.Network:
-        """Return the network of the model's own map T: the plain network's if all rows of the skips sum to one."""
+        """Return the network of the model's own map T; if all rows of the skips sum to one, the plain network's."""
         plain = float((skips.sum(-1) - 1).abs().max()) < 1e-6
         return (self.plain if plain else network).end_to_end()
 
@@ -320,7 +320,10 @@ def _describe_mixer(
     networks: tuple[spectra.Network, spectra.Network],
     shares: Sequence[float],
 ) -> Candidate:
-    """Return the candidate with these logits, drifted skips, fresh and drifted networks, and collapsed shares."""
+    """Return the candidate of a mixer with `logits` logits per connection and the drifted skips [L, n, n].
+
+    `networks` are the fresh and the drifted network, `shares` the collapsed shares of fresh J, drifted J and drifted T.
+    """
     fresh, network = networks
     n = network.streams
     return Candidate(
@@ -344,11 +347,11 @@ def _describe_mixer(
 
 
 def drift_skips(mixer: Mixer, depth: int, drift: float) -> tuple[Tensor, Tensor]:
-    r"""Return a mixer's skips at its start, and after random logits were added to the start. [L, n, n] each
+    r"""Return a mixer's skips from its initial logits, and from these logits plus random numbers. [L, n, n] each
 
-    Bisection chooses the size of the random logits so that the mean of $\|H - 1\|_F / \sqrt n$ over the layers is
-    `drift`. If the start is already farther away, the start is returned twice. If no logits lead so far, the farthest
-    skips are returned.
+    Bisection chooses the size of the random numbers so that the mean of $\|H - 1\|_F / \sqrt n$ over the layers is
+    `drift`. If the initial skips are already farther away, they are returned twice. If no numbers reach `drift`, the
+    farthest skips are returned.
     """
     generator = torch.Generator().manual_seed(_SEED)
     start = mixer.start().double().expand(depth, -1)

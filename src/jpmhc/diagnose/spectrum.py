@@ -33,8 +33,8 @@ _REDRAWN = 200
 class Spectrum:
     """The measured singular values of a Jacobian, with weights.
 
-    Quadrature with few nodes gives only a lower and an upper bound of the distribution function. Shares are the middle
-    between the bounds, and `error` includes the distance to the bounds.
+    Quadrature with few nodes gives only a lower and an upper bound of the distribution function. A share of singular
+    values is then the mean of the two bounds, and `error` includes the distance to the bounds.
 
     Attributes:
         values: Singular values, ascending in each row. One row for a dense measurement, one for each probe of Lanczos
@@ -43,8 +43,8 @@ class Spectrum:
         shape: Rows and columns of the Jacobian.
         method: "dense" or "lanczos".
         floor: Singular values below this are rounding errors.
-        side: The distribution function that shares, quantiles and the geometric mean read: the lower or the upper
-            bound, or the middle (for the geometric mean, the quadrature itself).
+        side: The distribution function behind shares, quantiles and the geometric mean: its "lower" bound, its
+            "upper" bound, or "middle" (for shares the mean of the bounds, for the others the quadrature itself).
     """
 
     values: np.ndarray
@@ -160,7 +160,7 @@ class Spectrum:
         """Yield the spectra that other random vectors would have shown.
 
         The share w of N singular values comes from s N w squared Gaussian numbers, whose sum is Gamma-distributed with
-        the shape s N w / 2. The scatter of a few vectors says less: it is small if none of them shows the tail.
+        the shape s N w / 2. The scatter of a few vectors is less reliable: it is small if no vector shows the tail.
         """
         values, weights = self._pooled()
         shape = weights / weights.sum() * (len(self.values) * min(self.shape) / 2)
@@ -168,7 +168,7 @@ class Spectrum:
             yield replace(self, values=values[None], weights=drawn[None] / drawn.sum(), method="dense")
 
     def _halved(self) -> Spectrum:
-        """Return the quadrature with half as many steps, padded with nodes at zero without weight."""
+        """Return the quadrature with half as many steps, padded with nodes at zero of weight zero."""
         values, weights = np.zeros_like(self.values), np.zeros_like(self.weights)
         for row, (own, shares) in enumerate(zip(self.values, self.weights)):
             nodes, halved = gauss_nodes(torch.from_numpy(own**2), torch.from_numpy(shares), max(len(own) // 2, 1))
@@ -176,7 +176,7 @@ class Spectrum:
         return replace(self, values=values, weights=weights)
 
     def squares(self, count: int = 4000) -> Tensor:
-        """Return squared singular values of equal weight: all of a dense measurement, otherwise `count` quantiles."""
+        """Return squared singular values of equal weight: all values if dense, otherwise `count` quantiles."""
         if self.method == "dense":
             return torch.from_numpy(self.values[0] ** 2)
         probabilities = (np.arange(count) + 0.5) / count

@@ -29,7 +29,7 @@ class ConnectedLayer:
         attention: The connection around the layer's attention.
         feedforward: The connection around the layer's MLP.
         following: The layer after this one, or None.
-        ahead: The result of a read for this layer's attention that the previous layer has made, or None.
+        ahead: The result of the read that the previous layer has made for this layer's attention, or None.
     """
 
     forward: Callable[..., Any]
@@ -43,7 +43,7 @@ class ConnectedLayer:
 
     @staticmethod
     def borrow(connection: Any, name: str, kernels: str) -> HyperConnection:
-        """Make a `HyperConnection` that uses the parameters of a connection of `transformers` in DeepSeek-V4's form."""
+        """Make a `HyperConnection` from a connection of `transformers` in DeepSeek-V4's form; it shares parameters."""
         return make_scaled_connection(
             connection,
             connection.hc_mult,
@@ -56,7 +56,7 @@ class ConnectedLayer:
         )
 
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
-        """Return the attention's input and the state, from the previous layer's read ahead or else from a new read."""
+        """Return the attention's input and the state, from the read in `ahead` or else from a new read."""
         ahead = None
         if not torch.compiler.is_compiling():
             ahead, self.ahead = self.ahead, None
@@ -73,7 +73,11 @@ class ConnectedLayer:
 
 
 def link_layers(runners: Sequence[tuple[str, Runner]]) -> None:
-    """Set `following` of each layer to the next layer, found by the numbers in the layers' names."""
+    """Set `following` of each `ConnectedLayer` to the layer whose name has the next number.
+
+    Args:
+        runners: Pairs of a name in the model and the runner.
+    """
     by_name = {name: runner for name, runner in runners if isinstance(runner, ConnectedLayer)}
     for name, runner in by_name.items():
         path, _, number = name.rpartition(".")

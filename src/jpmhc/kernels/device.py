@@ -147,7 +147,10 @@ def _read_weights(r_TNN, S: tl.constexpr):
 
 @triton.jit
 def _write_weights(v_TNN, S: tl.constexpr):
-    """Return w: the row sums of `_write_probabilities` (of a sigmoid, `write_peak` · mean) + `write_eps`. [T, N]"""
+    """Return the write weights w: the row sums of `_write_probabilities`, plus `write_eps`. [T, N]
+
+    For a sigmoid the row sums are multiplied by `write_peak` / n.
+    """
     total = tl.sum(_write_probabilities(v_TNN, S), axis=2)
     if S.write == "sigmoid":
         total = total * (S.write_peak / S.n)
@@ -241,7 +244,7 @@ def _store_coefficients(coef_TC, token, inside, r_TN, w_TN, h_TNN, N: tl.constex
 
 @triton.jit
 def constrain_tokens(logits_TK, coef_TC, token, inside, S: tl.constexpr):
-    """Load the logits, and store the coefficients: r, w and the mixer's H."""
+    """Compute the coefficients r, w and H from the logits in memory, and store them."""
     base = (logits_TK + token * S.logits)[:, None, None]
     mask = inside[:, None, None]
     r_TNN = tl.load(base + _read_entries(S)[None, :, :], mask=mask, other=0.0)

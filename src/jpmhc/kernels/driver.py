@@ -1,8 +1,8 @@
 """Launch compiled kernels through CUDA's driver, with the arguments packed into one buffer.
 
-Triton's launcher converts the arguments one by one from Python objects, which is most of a small kernel's time on the
-host. Here all arguments are packed at once into a buffer with the layout of the kernel's parameters, and one call of
-the driver follows.
+Triton's launcher converts the arguments one by one from Python objects, which takes most of a small kernel's time on
+the host. Here all arguments are packed at once into a buffer with the layout of the kernel's parameters, and one call
+of the driver follows.
 """
 
 import ctypes
@@ -129,7 +129,7 @@ def count_kernel_parameters(ptx: str) -> int:
 
 
 def can_launch_directly(compiled: Any) -> bool:
-    """Return whether `DirectLaunch` can launch a compiled kernel, which must use no clusters and no scratch memory."""
+    """Return whether `DirectLaunch` can launch a compiled kernel: it must use no clusters and no scratch memory."""
     metadata = compiled.metadata
     extras = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")
     if "ptx" not in compiled.asm or any(getattr(metadata, name, 0) for name in extras) or metadata.num_ctas != 1:

@@ -176,12 +176,15 @@ def row_launch(spec: Spec, whole: bool = True) -> dict[str, int]:
 
 
 def precision(operand: torch.dtype) -> str:
-    """Return Triton's `input_precision` for operands of a type: float32 is multiplied as three products of tf32."""
+    """Return Triton's `input_precision` for operands of a type: a float32 product becomes three tf32 products."""
     return "tf32x3" if operand == torch.float32 else "tf32"
 
 
 def stages(bytes_each: int, wanted: int, taken: int = 0) -> int:
-    """Return how many pipeline stages of `bytes_each` fit into shared memory beside `taken` bytes, 1 to `wanted`."""
+    """Return the number of stages, from 1 to `wanted`, that fit into shared memory beside `taken` bytes.
+
+    A pipeline stage needs `bytes_each` bytes.
+    """
     return max(1, min(wanted, (SHARED_BYTES - taken) // bytes_each))
 
 

@@ -155,7 +155,7 @@ def _constrain_launcher(spec: Spec) -> Launcher:
 
 
 def constrain(logits: BufferPart, coef: Tensor, spec: Spec) -> None:
-    """Fill `coef` [T, C] with the coefficients that belong to the logits [T, K]."""
+    """Compute the coefficients from the logits [T, K], and store them in `coef` [T, C]."""
     tokens = coef.shape[0]
     _constrain_launcher(spec).launch((ceil_div(tokens, 128),), logits, coef, tokens)
 
@@ -280,7 +280,7 @@ def _sum_backward_launcher(spec: Spec, dtype: torch.dtype, stored_streams: int, 
 
 
 def differentiate_sum(x: Tensor, grad_h: Tensor, grad_read: BufferPart | Tensor, row: int, spec: Spec) -> None:
-    """Store the read weights' gradient from h in the first n columns of `grad_read`, whose rows have `row` columns."""
+    """Store the read weights' gradient through h in the first n of the `row` columns of `grad_read`."""
     tokens = count_tokens(x, spec.d)
     if tokens:
         _sum_backward_launcher(spec, x.dtype, x.shape[-2], row).launch((tokens,), x, grad_h, grad_read, tokens)
@@ -528,8 +528,8 @@ def differentiate_read(
     With `in_place` and a post-norm the streams' gradient overwrites `grad_link`, which the write made for this read
     alone. Without a post-norm `grad_link` is the gradient of the write's result, which other code may use.
 
-    With `delayed`, h was read with the read weights of another connection, which stand in `coef` in place of this
-    connection's read weights. Their gradient is not computed here.
+    With `delayed`, h was read with the read weights of another connection, which `coef` has in place of this
+    connection's read weights. The gradient of those read weights is not computed here.
 
     `streams_step` replaces `_streams_backward`: it returns the streams' gradient from the prepared weight, scale · gl,
     and level and along, as in the formula above `_logits_backward`.

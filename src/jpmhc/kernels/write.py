@@ -1,16 +1,16 @@
-r"""The pass of the write: $z_i = \sum_j H_{ij} x_j + w_i y$, with a post-norm divided by $\sqrt{\mathrm{mean}\,z_i^2 +
+r"""The pass of the write: $z_i = \sum_j H_{ij} x_j + w_i y$. A post-norm divides $z_i$ by $\sqrt{\mathrm{mean}\,z_i^2 +
 \epsilon}$.
 
-z are the new streams before the post-norm, x the old streams, y is the sublayer's output, w the
-write weights, and H the skip matrix.
+z are the new streams before the post-norm, x the old streams, y the sublayer's output, w the write weights, and H the
+skip matrix.
 
 In each kernel one program handles one token and keeps its streams in registers, so that every tensor is moved once and
 a sum over a stream needs no memory. Names end in shapes, see device.py; G is the number of a gradient's rows: N, or one
 for the gradient of the mean over the streams.
 
-One connection is a read and a write of the same streams, and the streams' gradient is the sum of their two shares. With
-autograd alone, the write's derivative would store Hᵀ grad z, the read's derivative its own share, and a third kernel
-would add the shares. So the read also returns a *link*: a tensor with the shape of n streams and with memory for one
+A connection reads and writes the same streams, and the streams' gradient has a term from each. With autograd alone, the
+write's derivative would store its term Hᵀ grad z, the read's derivative would store its own term, and a third kernel
+would add the terms. So the read also returns a *link*: a tensor with the shape of n streams and with memory for one
 number. The write takes the link as an input, and its derivative returns grad z, the gradient of H x + w ⊗ y, as the
 link's gradient. The read's derivative multiplies grad z by Hᵀ in the kernel that computes everything else. Without a
 link (`pull`), the write's derivative multiplies grad z by Hᵀ.
@@ -75,9 +75,9 @@ def _write_backward(
     N: tl.constexpr, M: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PER_TOKEN: tl.constexpr,
     POST_NORM: tl.constexpr, PULL: tl.constexpr, EPS: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Store the gradients of y, the coefficients and, with PULL, the streams x; without PULL grad_x is grad z.
+    """Store the gradients of y, the coefficients and, with PULL, the streams x; without PULL `grad_x` gets grad z.
 
-    A row longer than BD is taken slice by slice; a post-norm needs the whole row in one slice.
+    A row longer than BD is processed in slices; a post-norm needs the whole row in one slice.
     """
     token = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
     inside = token < T
@@ -176,7 +176,7 @@ def _backward(
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the gradients of the streams, of y and of the coefficients.
 
-    Without `pull` the first result is the gradient of z = H x + w ⊗ y, or None if this is `grad_out`.
+    Without `pull` the first result is grad z, the gradient of z = H x + w ⊗ y, or None if grad z equals `grad_out`.
     """
     x, y, grad = aligned(x), aligned(y), aligned(grad_out)
     gradients = _allocate_gradients(x, y, coef, grad, spec, mean, pull)
@@ -195,7 +195,16 @@ def differentiate_write(
     grad_y: Tensor,
     grad_coef: Tensor,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Store the write's gradients in the last three arguments, and return them; `grad_x` may be the tensor `grad`."""
+    """Compute the gradients of x, y and the coefficients into `grad_x`, `grad_y` and `grad_coef`, and return them.
+
+    If all tokens share one row of coefficients, their gradient is a new tensor, and `grad_coef` is unused.
+
+    Args:
+        grad: The gradient of the write's result.
+        mean: Whether the result is the mean of the new streams.
+        pull: Whether `grad_x` gets the gradient of x; otherwise it gets grad z.
+        grad_x: Memory for the gradient. It may be `grad` without `pull`, and None if grad z equals `grad`.
+    """
     tokens = count_tokens(x, spec.d)
     per_token = coef.shape[0] == tokens
     if not per_token:

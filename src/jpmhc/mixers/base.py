@@ -55,7 +55,7 @@ class TritonForm:
 class SettingsModule(nn.Module):
     """A module that keeps its plain settings as one text, `settings_text`.
 
-    Kernels and compiled graphs are cached under this text, so changed settings never meet an old kernel.
+    Kernels and compiled graphs are cached under this text, so a module with changed settings never uses an old kernel.
     """
 
     settings_text: str

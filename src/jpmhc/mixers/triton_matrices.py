@@ -9,7 +9,7 @@ import triton.language as tl
 
 @triton.jit
 def entries_by_rows(F: tl.constexpr):
-    """Return the indices of the entries' logits, row by row, and signs, 0 in padding columns. [rows, columns] each"""
+    """Return the logit index, row by row, and the sign of each entry, 0 in padding columns. [rows, columns] each"""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     WIDTH: tl.constexpr = F.logits // F.rows
@@ -19,7 +19,7 @@ def entries_by_rows(F: tl.constexpr):
 
 @triton.jit
 def no_entries(F: tl.constexpr):
-    """Return, for mixers without logits, arbitrary indices and the sign 0 of padding. [rows, columns] each"""
+    """Return arbitrary indices and the sign 0 (padding), for mixers without logits. [rows, columns] each"""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     return i + j, (i + j < 0).to(tl.float32)
@@ -27,7 +27,7 @@ def no_entries(F: tl.constexpr):
 
 @triton.jit
 def skew_entries(F: tl.constexpr):
-    """Return the index of each entry's logit, and the sign, for logits that are the upper triangle of a skew matrix."""
+    """Return each entry's logit index and sign, for logits that fill the upper triangle of a skew matrix."""
     i = tl.arange(0, F.rows)[:, None]
     j = tl.arange(0, F.columns)[None, :]
     ORDER: tl.constexpr = F.constants.order

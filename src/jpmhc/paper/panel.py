@@ -112,7 +112,7 @@ def cell(mixer: str, depth: int, samples: int, config: PanelConfig) -> Cell:
 
 
 def singular_value_grid(sampled: Tensor) -> Tensor:
-    """Return 500 squared singular values, uniform in the singular value.
+    """Return the squares of 500 evenly spaced singular values.
 
     The last singular value is 1.25 times the largest one in `sampled`, but at least 1.5.
     """

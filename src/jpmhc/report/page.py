@@ -42,7 +42,7 @@ class Table:
 
     @property
     def long(self) -> set[int]:
-        """The indices of columns with long text, which may be broken into lines."""
+        """The indices of columns whose long text may wrap."""
         return {k for row in self.rows for k, cell in enumerate(row) if k and len(cell) > 30}
 
 

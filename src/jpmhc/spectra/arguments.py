@@ -53,7 +53,7 @@ def to_layer_numbers(value: Tensor | Sequence[float] | float, name: str, like: T
 def to_read_and_write(
     read: Tensor | Sequence | None, write: Tensor | Sequence | None, skips: Tensor
 ) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Return the read and write vectors [L, n], or (None, None) without them; a single vector [n] is for all layers."""
+    """Return the read and write vectors [L, n], or (None, None) without them; a single vector [n] serves all layers."""
     if read is None and write is None:
         return None, None
     if read is None or write is None:

@@ -70,7 +70,7 @@ class Equation:
         return None
 
     def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
-        """Return the point at a `share` of the way from x to `image`, g(x; z); admissible if both ends are. [b, d]"""
+        """Return the point at `share` of the way from x to `image`, g(x; z); admissible if x and image are. [b, d]"""
         return x + share * (image - x)
 
     def clamp(self, x: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def phases(self, maximum: int) -> Iterator[tuple[Iteration, int]]:
-        """Yield each `Iteration` that takes a turn on the unconverged rows, with the most steps of that turn.
+        """Yield each `Iteration` for the unconverged rows, in turn, with its largest number of steps.
 
         `maximum` is the limit of `Options`.
         """

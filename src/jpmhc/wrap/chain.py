@@ -35,7 +35,7 @@ def _is_no_container(value: object) -> bool:
 
 
 class SumOfStates(torch.autograd.Function):
-    """An identity on the streams; its backward pass gives the hidden state the sum of the streams' gradients."""
+    """An identity on the streams; its backward pass sends the mean of their gradients through the hidden state."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, state: Tensor) -> Tensor:
@@ -47,13 +47,13 @@ class SumOfStates(torch.autograd.Function):
 
 
 class Calls(threading.local):
-    """The running calls of one thread, because several threads may call a model at the same time.
+    """The running calls of one thread; several threads may call a model at the same time.
 
     Attributes:
-        modules: The running calls of the owner and of modules that contain the owner.
+        modules: The modules in a running call: the owner, or modules that contain the owner.
         unfinished: Whether the first layer was called, but the last layer not yet.
         sent: The streams that the layers have returned inside the running calls.
-        ahead: The layer that a read ahead is for, and this read.
+        ahead: The next layer, and the result of the read made ahead for this layer; None without such a read.
     """
 
     def __init__(self) -> None:
@@ -83,8 +83,8 @@ class Chain:
     Attributes:
         staged: Whether some of the layers are a stage of a pipeline: such layers always return streams.
         calls: The running calls of the current thread.
-        gives_states: Whether the newest calls return hidden states, so that gradients must flow through these states.
-            Recomputation in a thread of autograd needs this too.
+        gives_states: Whether the latest calls return the layers' hidden states, so that gradients must flow through
+            these states. All threads share this flag, because autograd recomputes in a thread of its own.
         apart: The streams of each hidden state that a layer has returned outside a call of the owner.
     """
 
@@ -207,7 +207,7 @@ class Chain:
         return output
 
     def find_state(self, value: object) -> Tensor | None:
-        """Return the hidden state of a value that is a layer's streams; None for any other value."""
+        """Return the hidden state if the value is the streams of a layer, else None."""
         if isinstance(value, Streams):
             return reduce_streams(value.x) if value.hidden is None else value.hidden
         if not self.calls.sent or not isinstance(value, Tensor) or (value.ndim, *value.shape[-2:]) != self.shape:
@@ -219,9 +219,10 @@ class Chain:
         return None
 
     def reduce_by_name(self, module: nn.Module, output: Any) -> Any:
-        """Return the output of a traced call with its streams reduced, which are found by names and shapes.
+        """Return the output of a traced call with its streams reduced; names and shapes tell which tensors are streams.
 
         Args:
+            module: The called module: the owner, or a module that contains the owner.
             output: A tuple, or a dict whose keys name the hidden states.
         """
         first = next(iter(output.values()), None) if isinstance(output, dict) else first_of(output)
@@ -329,8 +330,8 @@ def recompute_streams(checkpoint: Callable[..., Any], run: Callable[..., Any], *
 
     Args:
         checkpoint: The layer's checkpoint function.
-        run: The layer's forward as a `functools.partial` with the layer and its keyword arguments. If it is something
-            else, the checkpoint function gets it as it is.
+        run: The layer's forward as a `functools.partial` with the layer and its keyword arguments. Any other
+            function is passed to the checkpoint function unchanged.
     """
     layer = run.args[0] if isinstance(run, functools.partial) and run.args else None
     if not isinstance(run, functools.partial) or not isinstance(layer, nn.Module) or CHILD not in layer._modules:

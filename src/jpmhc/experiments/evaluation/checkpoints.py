@@ -220,7 +220,7 @@ def fill_scorer(
     world: World = ALONE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Fill an empty scorer, which has the same rows on every process, with a model's answers to its test rows.
+    """Fill an empty scorer with a model's answers to its test rows, which must be the same on every process.
 
     Memory is bounded by one batch and the scorer's few bytes per row. Afterwards every process has the complete scorer.
     Its content does not depend on the number of processes, unless the answers do. `progress` is called with the number

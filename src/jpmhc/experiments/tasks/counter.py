@@ -30,7 +30,7 @@ def _finalise(x: np.ndarray) -> np.ndarray:
 
 
 def bits(*key: ArrayLike) -> np.ndarray:
-    """Return 64 random bits for every entry of the key, whose parts, such as a seed and counters, are broadcast."""
+    """Return 64 random bits for every entry of the key. The key's parts, such as a seed and counters, are broadcast."""
     value = np.zeros((), np.uint64)
     for word in key:
         with np.errstate(over="ignore"):  # arithmetic modulo 2⁶⁴ is intended
@@ -49,7 +49,7 @@ def uniform(*key: ArrayLike) -> np.ndarray:
 
 
 def shuffled(count: int, *key: int) -> np.ndarray:
-    """Return a random permutation of `range(count)`."""
+    """Return the random permutation of `range(count)` that the key determines."""
     return np.argsort(bits(*key, np.arange(count)), kind="stable")
 
 

@@ -67,14 +67,14 @@ class Tokens:
         return (len(self.training) - 1) // length
 
     def validation_rows(self, count: int, length: int) -> Tensor:
-        """Return the first token indices of at most `count` validation rows, evenly spread, without overlap. [rows]"""
+        """Return the first token's index of at most `count` validation rows, evenly spread, without overlap. [rows]"""
         available = (len(self.validation) - 1) // length
         chosen = np.linspace(0, available - 1, min(count, available)).astype(np.int64)
         return torch.from_numpy(chosen * length)
 
 
 def draw_rows(available: int, needed: int, length: int, seed: int) -> Tensor:
-    """Return the first token indices of `needed` training rows: all `available` rows in random order, epoch by epoch.
+    """Return the first token's index of `needed` training rows: all `available` rows in random order, epoch by epoch.
 
     >>> sorted(draw_rows(available=4, needed=4, length=10, seed=0).tolist())
     [0, 10, 20, 30]
@@ -158,7 +158,7 @@ def read_files(folders: Sequence[Path], suffixes: Sequence[str]) -> Iterator[tup
 
 
 def _choose_validation(keys: Collection[str]) -> set[str]:
-    """Return the hashes of the validation files: those below a limit, but at least one file, and not all."""
+    """Return the hashes of the validation files: all hashes below a limit, but at least one file, and not all files."""
     ordered = sorted(keys, key=lambda key: key[-8:])
     below = sum(int(key[-8:], 16) < VALIDATION_SHARE * 2**32 for key in ordered)
     return set(ordered[: min(max(below, 1), len(ordered) - 1)])

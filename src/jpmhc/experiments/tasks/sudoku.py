@@ -169,7 +169,7 @@ class Sudoku(Task):
         return self._batch(self.config.puzzles + np.asarray(rows), _TEST, np.asarray(rows))
 
     def _batch(self, puzzle: np.ndarray, purpose: int, draw: np.ndarray) -> Batch:
-        """Return the puzzles numbered `puzzle` [B]; `purpose` and `draw` [B] key random variations and extra clues."""
+        """Return the puzzles numbered `puzzle` [B]; `purpose` and `draw` [B] determine variations and extra clues."""
         size, cells, key = self.config.size, self.geometry.cells, (self.config.seed, purpose, draw)
         columns = [np.asarray(word)[..., None] for word in key]
         spare = counter.uniform(*columns, 0, np.arange(cells)) + self.clues[puzzle]  # sorts clues last, others randomly
@@ -317,7 +317,7 @@ def draw_minimal_clues(solutions: np.ndarray, geometry: Geometry, seed: int) -> 
 
 
 def relabel_digits(solution: np.ndarray, size: int) -> bytes:
-    """Rename a grid's digits in order of appearance, so that grids equal up to renaming give equal results."""
+    """Return a grid with digits renamed in order of appearance; grids equal up to renaming give equal results."""
     names = np.full(size, -1)
     names[solution[:size]] = np.arange(size)  # the first row has every digit once
     return names[solution].astype(np.uint8).tobytes()

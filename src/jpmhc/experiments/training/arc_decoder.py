@@ -89,8 +89,8 @@ class PackedLoss:
 class Training:
     """A decoder in training.
 
-    `compiled` is the loss of an earlier training with equal model settings and tokens per step, which is reused; its
-    model gets new initial weights.
+    `compiled` is the `loss` of an earlier training with equal model settings and tokens per step. It is reused, with
+    new initial weights.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ def explaining_misfit(file: Path, key: str) -> Iterator[None]:
 
 
 def load_weights(module: nn.Module, content: Content, key: str, file: Path) -> None:
-    """Load the weights at `key` of a file's content into a module; parameters may have their names of old versions."""
+    """Load the weights at `key` of a file's content into a module; parameter names of old versions are accepted."""
     with explaining_misfit(file, key):
         expected = module.state_dict()
         for name, tensor in content[key].items():
@@ -86,9 +86,9 @@ def require_shape(content: Content, task: Task, file: Path) -> None:
 
 
 def require_optimiser_state(optimiser: torch.optim.Optimizer, saved: Any, names: Sequence[str]) -> None:
-    """Raise a ValueError if a saved state does not fit the optimiser's parameters, which PyTorch does not check.
+    """Raise a ValueError if a saved state does not match the optimiser's parameters (PyTorch does not check this).
 
-    Each parameter's state must have tensors of these names: the step count, then tensors in the parameter's shape.
+    Each parameter's state must have the tensors `names`: the step count, then tensors of the parameter's shape.
     """
     groups = torch.optim.Optimizer.state_dict(optimiser)["param_groups"]
     require_like(saved["param_groups"], groups, "param_groups")
@@ -101,7 +101,7 @@ def require_optimiser_state(optimiser: torch.optim.Optimizer, saved: Any, names:
 
 
 def require_parameter_state(saved: object, parameter: Tensor, names: Sequence[str], subject: str) -> None:
-    """Raise a ValueError if a parameter's state has other names, shapes or types. `names[0]` is the step counter."""
+    """Raise a ValueError unless `saved` has just the tensors `names`: the step count, then tensors like `parameter`."""
     step = torch.zeros((), dtype=torch.float32)
     require_like(saved, {name: parameter if number else step for number, name in enumerate(names)}, subject)
 

@@ -104,7 +104,7 @@ class Learner:
     ) -> tuple[Sums, dict[str, Tensor]]:
         """Train one step on this process's rows; return sums over all processes, and gradient norms by name.
 
-        A new row is used only if the present row in its position has halted. No row halts before `minimum` supervision
+        A new row is used only if the current row in its position has halted. No row halts before `minimum` supervision
         steps. The norms are "total" and, with `logs`, one per parameter. `stop` says that this process was asked
         to stop.
         """
@@ -162,7 +162,7 @@ class Learner:
         )
 
     def snapshot(self) -> RecursiveModel:
-        """Return a whole, uncompiled model with the averaged weights and the present puzzle table.
+        """Return an unsharded, uncompiled model with the averaged weights and the current puzzle table.
 
         Every process must call this method.
         """
@@ -209,7 +209,7 @@ class Learner:
         return path.with_suffix("")
 
     def _state_dict_with(self, tensors: list[Tensor]) -> dict[str, Tensor]:
-        """Return the core's state dict, with these tensors in place of its dense parameters."""
+        """Return the core's state dict, with `tensors` in place of its dense parameters."""
         return {**self.core.state_dict(), **self.distributed.gather_whole(tensors)}
 
     def _restore(self, resume: Checkpoint, saved: Content) -> None:

@@ -18,7 +18,7 @@ _GIB = 2**30
 
 
 def refuse_memory(config: TrainConfig, task: Task, world: World) -> None:
-    """Raise a ValueError if training needs more memory than is free; its message names an --accumulate that fits."""
+    """Raise a ValueError if training needs more memory than is free; the message names a fitting --accumulate value."""
     rows = config.batch // world.size
     fixed, per_row = state_bytes(config, task), activation_bytes(config, task)
     free = free_memory(world.device)
@@ -42,7 +42,7 @@ def state_bytes(config: TrainConfig, task: Task) -> int:
 
 
 def activation_bytes(config: TrainConfig, task: Task) -> int:
-    """Return the bytes of activations that the backward pass needs per row, all from the last outer cycle.
+    """Return the bytes of activations per row that the backward pass needs; only the last outer cycle has gradients.
 
     Each layer saves the inputs and outputs of its matrix products: queries, keys, values and the attention's output,
     gates and values of the feed-forward layer, both layers' outputs, and the streams before each connection.

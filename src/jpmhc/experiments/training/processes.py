@@ -1,9 +1,9 @@
 """The processes of a run or an evaluation: how they join, exchange values, and detect a lost process.
 
-torchrun's agent notices that a process has died, PyTorch's connections that a process does not answer; neither names
+torchrun's agent notices a dead process, and PyTorch's connections notice a process that does not answer; neither names
 the process that hangs. So every process writes a pulse, a number that grows, to the group's store twice a second and
-reads the pulses of the others. A process that died or was stopped has no pulse. If all processes have one, the process
-at fault is the one that does not time out with the others, because it is busy.
+reads the pulses of the others. A process that died or was stopped has no pulse. If all processes have a
+pulse, the process at fault is the one that does not time out with the others, because it is busy.
 
 Libraries open connections with other timeouts. So a process also ends itself if a pulse, or an answer of the store, is
 missing for longer than its patience.
@@ -46,7 +46,7 @@ class World:
     pulse: "Pulse | None" = None  # detects lost processes; None if there is one process
 
     def rows(self, batch: int, accumulate: int) -> range:
-        """Return the range of a batch's rows that belong to this process, which takes them in `accumulate` parts."""
+        """Return the range of a batch's rows that this process handles, in `accumulate` equal parts."""
         if batch % (self.size * accumulate):
             raise ValueError(
                 f"batch ({batch}) must be a multiple of processes × accumulate ({self.size} × {accumulate})"
@@ -117,7 +117,7 @@ def join_processes(device: str, patience: float = PATIENCE) -> Iterator[World]:
 
 @contextlib.contextmanager
 def handling_signals(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Return a context in which SIGTERM and Ctrl-C call a function instead of ending the process."""
+    """Return a context in which SIGTERM and Ctrl-C call `handle` instead of ending the process."""
     previous = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
@@ -131,7 +131,7 @@ class LostProcess(ConnectionError):
 
 
 class Pulse:
-    """The sign of life of this process for the others, and a check of the others' signs of life.
+    """A sender of this process's pulse, and a watcher of the other processes' pulses.
 
     Args:
         rank: Number of this process.
@@ -198,7 +198,7 @@ class Pulse:
         self.beating.join(_SILENCE)
 
     def find_silent(self) -> list[int]:
-        """Return the numbers of processes that have no pulse and did not end normally; takes some seconds."""
+        """Return the ranks of processes that have no pulse and did not end normally, after some seconds of waiting."""
         enough = self.watched + 2 * _SILENCE  # a process that has just died may have a last pulse that was not read yet
         while self.answered < enough and not self._misses_store(_SILENCE):
             time.sleep(_BEAT)
@@ -208,7 +208,7 @@ class Pulse:
         return silent
 
     def find_lost(self) -> list[int]:
-        """Return the ranks of processes without a pulse or, if all have one, of processes that have not timed out."""
+        """Return the ranks of processes without a pulse or, if all have a pulse, of those that have not timed out."""
         self.waits = True
         if silent := self.find_silent():
             return silent

@@ -35,12 +35,12 @@ class Question:
 
     @cached_property
     def free_size(self) -> int:
-        """The number of permutations to choose, which does not count a prescribed identity."""
+        """The number of permutations to choose, not counting a prescribed identity."""
         return self.size - self.contains_identity
 
     @cached_property
     def atoms(self) -> NDArray[np.int64]:
-        """The atoms of which sets consist, as ranks [A, 2]: an element and −1, or an element and its inverse."""
+        """The atoms that form sets, as ranks [A, 2]: a permutation and −1, or a permutation and its inverse."""
         group = symmetric_group.elements(self.n)
         ranks = np.arange(len(group))
         partner = symmetric_group.rank(symmetric_group.inverse(group)) if self.reversible else ranks
@@ -53,7 +53,10 @@ class Question:
         return 1 + (self.atoms[:, 1] >= 0)
 
     def elements_of(self, atoms: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the ranks [B, K] of the permutations in sets of atoms [B, m], with a prescribed identity first."""
+        """Return the ranks [B, K] of the permutations in B sets, with a prescribed identity first.
+
+        Each set consists of the rows `atoms` [B, m] of `self.atoms`.
+        """
         pairs = self.atoms[atoms].reshape(len(atoms), 2 * atoms.shape[1])
         ranks = pairs[pairs >= 0].reshape(len(atoms), self.free_size)
         if self.contains_identity:
@@ -64,8 +67,8 @@ class Question:
 class SetClasses(SubsetOrbits):
     """The classes of equivalent sets among the sets that a question allows, for n ≤ 7.
 
-    Two sets are equivalent if an automorphism of S_n, or inverting every element, maps one set to the other. The walks
-    of equivalent sets have the same spectrum. A class is an orbit of subsets of the question's atoms.
+    Two sets are equivalent if automorphisms of S_n and inversion of all elements map one set to the other. The walks of
+    equivalent sets have the same spectrum. A class is an orbit of subsets of `Question.atoms`.
     """
 
     def __init__(self, question: Question):

@@ -1,9 +1,10 @@
 """Enumerate and count the orbits of the subsets of a finite set under a group of maps.
 
-Every subset of two or more points contains pairs, and every pair lies in a numbered orbit of pairs. A subset is mapped
-such that a pair of its lowest-numbered orbit becomes this orbit's representative P; the least image under such maps is
-the subset's canonical form. Subsets with different P are never equivalent, so that the subsets of each P are a unit of
-work that needs no results of other units. The enumeration can therefore run in parallel and be resumed.
+Every subset of two or more points contains pairs, and every pair lies in a numbered orbit of pairs. Take the
+lowest-numbered orbit that has a pair of the subset, and the maps that send such a pair to this orbit's representative
+P. The least image of the subset under these maps is its canonical form. Subsets with different P are never equivalent,
+so the subsets of each P are a unit of work that needs no results of other units. The enumeration can therefore run in
+parallel and be resumed.
 """
 
 from collections import Counter
@@ -18,10 +19,12 @@ FRONTIER = 2048
 
 
 class SubsetOrbits:
-    """Orbits, under a group of maps, of those subsets of the points 0, …, N − 1 that have a given total weight.
+    """The orbits, under a group of maps, of the subsets of the points 0, …, N − 1 with a given total weight.
 
-    The action [maps, N] has all maps of the group as permutations of the points. The weights of points are positive
-    integers, constant on the group's orbits; all are 1 if None.
+    Args:
+        action: All maps of the group, as permutations of the points. [maps, N]
+        weight: The total weight of each subset.
+        weights: The points' weights: positive integers, constant on the group's orbits; 1 each if None. [N]
     """
 
     def __init__(self, action: NDArray[np.integer], weight: int, weights: NDArray[np.int64] | None = None):

@@ -1,8 +1,9 @@
 r"""The exact method for layers with tied weights: a dense Dyson equation (docs/derivations/real_networks.md).
 
 Correlated noises of two layers couple the layers' blocks: $\Sigma_{y_l y_m} = \rho_{lm}\sigma_l\sigma_m\,
-\mathrm{tr}(M_{x_{l-1}x_{m-1}})\, I$, and mirrored. The whole pencil is therefore inverted, in O(L³ n³) per point and
-iteration. Sublayers of two matrices that share both matrices also couple through their hidden layers.
+\mathrm{tr}(M_{x_{l-1}x_{m-1}})\, I$, and the same with x and y exchanged. The whole pencil is therefore inverted, in
+O(L³ n³) per point and iteration. Sublayers of two matrices that share both matrices also couple through their hidden
+layers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints 
     The noise is isotropic or has read and write vectors. Residuals are relative to the largest unknown of each kind.
 
     Args:
-        known: Solved points of the network. Points near one of them start from it, others far above the axis.
+        known: Solved points of the network. A point near a solved point starts from its solution; other points start
+            far above the real axis.
     """
     if network.covariance is not None or network.slopes is not None:
         raise ValueError("tied weights need isotropic noise or read and write vectors, without covariance or slopes")
@@ -50,7 +52,7 @@ def solve_row(network: Network, z: Tensor, options: Options, known: KnownPoints 
 
 
 def _solve_part(equation: _Equation, z: Tensor, options: Options, known: KnownPoints | None) -> FixedPoints:
-    """Solve points near known points from these, and the others by continuation from far above the real axis."""
+    """Solve points near known points from the known solutions, and other points from far above the real axis."""
     result = FixedPoints.unsolved(equation.start(z, torch.arange(len(z), device=z.device)))
     if known is not None:
         # Points far from all known points get zeros here, and do not start from a known point.
@@ -65,9 +67,10 @@ def _solve_part(equation: _Equation, z: Tensor, options: Options, known: KnownPo
 
 
 class _Equation(ContinuedEquation):
-    """The equation of the whole pencil: rows are points, columns G and the couplings of all pairs of x and of y blocks.
+    """The equation of the whole pencil. Each row of unknowns belongs to one point.
 
-    The first block of the pencil is the input: n rows for all streams, one row for the model's own map.
+    The columns are G, then the couplings of all pairs of x blocks, then the couplings of all pairs of y blocks. The
+    first block of the pencil is the input: n rows for all streams, one row for the model's own map.
     """
 
     def __init__(self, network: Network) -> None:
@@ -132,16 +135,16 @@ class _Equation(ContinuedEquation):
         return (x[:, 0].imag < 0) & (own.imag <= 0).all(-1).all(-1)
 
     def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return the largest size among the unknowns of each column's kind: G, x or y. [b, columns]"""
+        """Return, for each column, the largest absolute value among its kind: G, x or y couplings. [b, columns]"""
         parts = x[:, :1], *x[:, 1:].unflatten(1, (2, -1)).unbind(1)
         return torch.cat([part.abs().amax(-1, keepdim=True).expand(-1, part.shape[1]) for part in parts], 1)
 
     def _respond(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        r"""Return the energies of y and of x, from the couplings a of x and b of y. [b, L, L] each
+        r"""Return the self-energies of y and of x, from the couplings a of x and b of y. [b, L, L] each
 
-        For sublayers of two matrices the energies are $E\,X (1 - bX/e)^{-1}$ and $E\,K \circ (1 - bX/e)^{-1} b$ with
-        $X = K \circ a$ and $K = \rho\,\sigma\sigma^\top d d^\top$, where E is the mean over the slopes d of a hidden
-        feature, e is the number of hidden features over features, and $\circ$ multiplies entries.
+        For sublayers of two matrices the self-energies are $E\,X (1 - bX/e)^{-1}$ and $E\,K \circ (1 - bX/e)^{-1} b$
+        with $X = K \circ a$ and $K = \rho\,\sigma\sigma^\top d d^\top$. E is the mean over the slopes d of a hidden
+        feature, e is the number of hidden features divided by the number of features, and $\circ$ multiplies entries.
         """
         energy_y, energy_x = self.coupling * a, self.coupling * b
         for layers, slopes, weights, ratio in self.groups:
@@ -155,7 +158,7 @@ class _Equation(ContinuedEquation):
         return energy_y, energy_x
 
     def _energy(self, coupling: Tensor, side: int) -> Tensor:
-        """Return self-energies [b, L n, L n] of x (side 0) or y (side 1), from energies of layer pairs [b, L, L]."""
+        """Return self-energies [b, L n, L n] of x (side 0) or y (side 1), from those of layer pairs [b, L, L]."""
         if self.vectors is None:
             eye = torch.eye(self.streams, dtype=coupling.dtype, device=coupling.device)
             blocks = torch.einsum("blm,ij->blimj", coupling, eye)

@@ -120,8 +120,7 @@ def _find_version(named: set[str]) -> Version | Literal["none"]:
 class Arc(VotingTask):
     """The training rows and the test rows of ARC puzzles.
 
-    Demonstrations and tests of the `training` puzzles are trained on, but only demonstrations of the `evaluation`
-    puzzles.
+    Training uses all pairs of the `training` puzzles, but only the demonstrations of the `evaluation` puzzles.
     """
 
     vocabulary = tokens.VOCABULARY
@@ -169,7 +168,7 @@ class Arc(VotingTask):
         self._offset = np.concatenate([[0], np.cumsum(self._height * self._width)[:-1]])
 
     def grid_layout(self, grid: np.ndarray, variant: np.ndarray) -> augment.Layout:
-        """Return layouts that read grids in the given variants from `cells`; pair p has the grids 2p and 2p + 1."""
+        """Return layouts that read grids, by number and variant, from `cells`; pair p has the grids 2p and 2p + 1."""
         symmetry = self.variants.symmetry[variant]
         return augment.layout_of_variant(self._offset[grid], self._height[grid], self._width[grid], symmetry)
 
@@ -215,7 +214,7 @@ class Arc(VotingTask):
         return self._batch(variant, self._first_pair[puzzle] + pair, top, left)
 
     def _translation(self, variant: np.ndarray, puzzle: np.ndarray, pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the top row and left column of each pair's grids; one pair of every variant is not moved."""
+        """Return the top row and left column of each pair's grids; one pair of every variant stays at (0, 0)."""
         seed = self.config.seed
         moves = counter.below(self._trained_pairs[puzzle], seed, _STILL, variant) != pair
         grid = 2 * (self._first_pair[puzzle] + pair)
@@ -284,7 +283,7 @@ class Arc(VotingTask):
         return rows[np.isin(self.tested[self.locate_rows(rows)[0]], [tested[name] for name in names])]
 
     def scorer(self, rows: np.ndarray, keep_grids: bool = False) -> VoteScorer:
-        """Return a scorer of votes and row metrics over `rows`, which must have all tests of each of their variants."""
+        """Return a scorer of votes and row metrics over `rows`, which must have all or no tests of each variant."""
         rows = np.unique(rows)
         return VoteScorer(rows, list(self._list_puzzles(rows)), self.read_grids, keep_grids)
 
