@@ -66,7 +66,7 @@ _HOMES = {
 
 
 class _Package(ModuleType):
-    """A module in which a function keeps its name when the sub-package of the same name is imported."""
+    """The type of this module. It keeps a function such as `wrap` when the sub-package `jpmhc.wrap` is imported."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, ModuleType) and _HOMES.get(name) == name:

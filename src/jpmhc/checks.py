@@ -194,7 +194,7 @@ def tall(frame: Tensor) -> tuple[int, int]:
 
 
 def call_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments of one model call, given as a tensor, a tuple or a dict."""
+    """Return the positional and keyword arguments of a model call whose `inputs` are a tensor, a tuple or a dict."""
     if isinstance(inputs, Tensor):
         return (inputs,), {}
     if isinstance(inputs, tuple | list):

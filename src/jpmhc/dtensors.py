@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(value: object) -> "TypeGuard[DTensor]":
-    """Return whether a value is a DTensor, without the half second that `torch.distributed.tensor` takes to load."""
+    """Return whether a value is a DTensor, without importing `torch.distributed.tensor`, which takes half a second."""
     tensors = sys.modules.get("torch.distributed.tensor")
     return tensors is not None and isinstance(value, tensors.DTensor)
 
 
 def fill(target: Tensor, values: Tensor) -> None:
-    """Copy values into a tensor in place; into a DTensor, each process copies its own part of the values."""
+    """Copy values into a tensor in place; if it is a DTensor, each process copies its own part of the values."""
     if is_dtensor(target):
         from torch.distributed.tensor import distribute_tensor
 

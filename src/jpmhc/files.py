@@ -119,7 +119,7 @@ def write_json(path: Path, value: object, indent: int | None = None) -> Path:
 
 @contextlib.contextmanager
 def explaining_write_errors(path: Path, option: str = "--out") -> Iterator[None]:
-    """Turn an OSError from writing to a path into a ValueError that advises to name another `option`."""
+    """Turn an OSError from writing to a path into a ValueError that advises another value of `option`."""
     try:
         yield
     except OSError as refusal:
@@ -129,7 +129,7 @@ def explaining_write_errors(path: Path, option: str = "--out") -> Iterator[None]
 def require_writable(path: Path, option: str = "--out") -> None:
     """Raise a ValueError as `explaining_write_errors` does if a file cannot be written.
 
-    Called before results are computed; nothing is written, and a full disk is not noticed.
+    Call this before computing results. It writes nothing, so it does not detect a full disk.
     """
     with explaining_write_errors(path, option):
         target = Path(os.path.realpath(path))

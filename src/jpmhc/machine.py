@@ -39,7 +39,7 @@ def ran_out_of_memory(error: RuntimeError) -> bool:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return a device's free bytes, with those that PyTorch has reserved on a GPU and does not use.
+    """Return a device's free bytes, including memory that PyTorch has reserved on a GPU but does not use.
 
     On a CPU, cached files count as free, and a container's limit applies.
     """
@@ -57,7 +57,7 @@ _CONTAINER = Path("/sys/fs/cgroup")  # the control group (version 2) of a contai
 
 
 def _free_in_container() -> float:
-    """Return the free bytes below a container's limit (cached files count as free), or infinity without a limit."""
+    """Return the free bytes within a container's memory limit, or infinity without one; cached files are free."""
     try:
         limit, used = ((_CONTAINER / name).read_text().strip() for name in ("memory.max", "memory.current"))
         cached = re.search(r"^inactive_file (\d+)$", (_CONTAINER / "memory.stat").read_text(), re.MULTILINE)
@@ -71,8 +71,8 @@ def record_graph(
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
     """Record the GPU's operations in one call of `run` as a CUDA graph; return the graph and the result of `run`.
 
-    Before recording, three calls compile and choose kernels. Their effect on the tensors that `list_tensors` returns by
-    name is undone; tensors that these calls create are set to zero.
+    Before recording, `run` is called three times to compile and choose kernels. Changes of the tensors that
+    `list_tensors` returns by name are then undone, and listed tensors that these calls create are set to zero.
     """
     before = {name: tensor.clone() for name, tensor in list_tensors().items()}
     stream = torch.cuda.Stream(device)

@@ -50,8 +50,8 @@ def project(
         gradient_iterations: Iterations k of `"gauss_seidel"`. None: from the paper's formula, 16 at n = 4.
 
     Returns:
-        Matrices with exact unit sums on the side normalised last. The other side's sums are one as far as the
-        iterations converged, which `violation` measures. [..., n, n]
+        Matrices [..., n, n] whose rows or columns, whichever are normalised last, sum to one, up to eps. The sums of
+        the other side approach one as the iterations converge; `violation` measures the deviation.
 
     Note:
         The gradient is zero where a logit was clipped (the paper's backward pass ignores the clamp).
@@ -75,7 +75,7 @@ def check_settings(
     first: str,
     gradient_iterations: int | None = None,
 ) -> None:
-    """Raise a ValueError if `project` does not know a setting or cannot combine it with the others."""
+    """Raise a ValueError if a setting of `project` is invalid, or cannot be combined with the other settings."""
     checks.whole_number(iterations, "iterations")
     checks.choice(gradient, GRADIENTS, "gradient")
     checks.choice(first, SIDES, "side to normalise first")
@@ -146,7 +146,7 @@ def sample(n: int, shape: tuple[int, ...] = (), *, generator: torch.Generator | 
 
 
 def _iterate(logits: Tensor, iterations: int, eps: float) -> Tensor:
-    """Return the matrices after normalising rows (first by a softmax) and columns, with DeepSeek-V4's eps."""
+    """Normalise rows (the first time by a softmax) and columns in turn, with the eps that `project` describes."""
     matrix = logits.softmax(-1) + eps
     for step in range(iterations):
         if step:
@@ -179,7 +179,7 @@ def _sinkhorn(logits: Tensor, iterations: int, tolerance: float | None, clamp: f
 
 
 def _choose_product(matrix: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the fastest function that multiplies such matrices by columns. [..., n, n], [..., n, 1] → [..., n, 1]"""
+    """Return the fastest function that multiplies matrices like `matrix` [..., n, n] by columns [..., n, 1]."""
     # On the CPU matmul is one operator instead of two. Compiled code would call a library for it, and a GPU might
     # compute it with reduced precision.
     if matrix.is_cpu and not torch.compiler.is_compiling():
@@ -227,8 +227,9 @@ def _tangent_gauss_seidel(p: Tensor, direction: Tensor, steps: int) -> Tensor:
 
 
 def _solve_laplacian(weights: Tensor, right: Tensor) -> Tensor:
-    """Return the u with L u = `right` and u = 0 at the last node; L is the Laplacian of a graph with these `weights`.
+    """Solve L u = `right` [..., n] for the u that is 0 at the last of n nodes.
 
+    L is the Laplacian of the graph whose links have the `weights` [..., n, n].
     Nodes are eliminated one by one (star–mesh transform) without subtractions, so nothing cancels in a nearly
     disconnected graph, which belongs to a P near a permutation.
     """

@@ -1,4 +1,7 @@
-r"""The Grassmann manifold: p-dimensional subspaces of R^n, stored as frames U or as projectors $UU^\top$."""
+r"""The Grassmann manifold: p-dimensional subspaces of R^n, stored as frames or as projectors.
+
+A frame U is an n × p matrix whose columns are an orthonormal basis of the subspace; its projector is $UU^\top$.
+"""
 
 import torch
 from torch import Tensor
@@ -68,8 +71,8 @@ def retract(frame: Tensor, direction: Tensor, step: float | Tensor, iterations: 
         iterations: Fixed-point steps of eq. cayley-retract-iter (2 in the paper); None: the exact solution.
 
     Returns:
-        The new frame. The exact solution is orthonormal; with fixed-point steps, the error is of higher order in the
-        step. [..., n, p]
+        The new frame. The exact solution is orthonormal; fixed-point steps deviate from it by terms of higher order in
+        the step. [..., n, p]
     """
     n, _ = checks.tall(frame)
     checks.optional_whole_number(iterations, "iterations")
@@ -106,7 +109,7 @@ def default_rank(n: int) -> int:
 def sample_frame(
     n: int, rank: int | None = None, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draw orthonormal bases of uniformly distributed subspaces of dimension `rank`. [*shape, n, rank]"""
+    """Draw orthonormal bases of uniform random subspaces of dimension `rank` (or `default_rank`). [*shape, n, rank]"""
     checks.whole_number(n, "n")
     rank = default_rank(n) if rank is None else rank
     if not 1 <= rank <= n:
@@ -118,7 +121,7 @@ def sample_frame(
 def sample(
     n: int, rank: int | None = None, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Draw projectors onto uniformly distributed subspaces. [*shape, n, n]
+    """Draw projectors onto uniform random subspaces of dimension `rank` (or `default_rank`). [*shape, n, n]
 
     >>> sample(4, 2, (3,)).shape
     torch.Size([3, 4, 4])

@@ -29,7 +29,7 @@ def project(matrix: Tensor, scale: float = 0.1, iterations: int | None = None) -
             iteration (s = 2 in the paper), which is orthogonal only for small entries.
 
     Returns:
-        Matrices with determinant +1. [..., n, n]
+        Orthogonal matrices with determinant +1, approximately if `iterations` is given. [..., n, n]
 
     Note:
         The paper has two signs of the transform, which give H and its inverse. This is the appendix's sign, to which
@@ -66,7 +66,7 @@ def _above_diagonal(n: int) -> list[tuple[int, int]]:
 
 
 def _make_skew(entries: Sequence[Tensor], n: int, *positions: Sequence[tuple[int, int]]) -> Tensor:
-    """Return one skew matrix per list in `positions`, which has the (row, column) of each entry. [..., m, n, n]"""
+    """Return one skew matrix per list in `positions`; a list has each entry's (row, column). [..., m, n, n]"""
     cells = [torch.zeros_like(entries[0])] * (len(positions) * n * n)
     for m, pairs in enumerate(positions):
         for entry, (i, j) in zip(entries, pairs):
@@ -85,9 +85,9 @@ def cayley_of_entries(entries: Tensor, n: int, iterations: int | None = None) ->
 
 
 def cayley(k: Tensor, iterations: int | None = None) -> Tensor:
-    r"""Return the Cayley transform $(I + K)(I - K)^{-1}$ of skew matrices K.
+    r"""Return the Cayley transform $(I + K)(I - K)^{-1}$ of skew matrices K. [..., n, n]
 
-    `iterations` is the number of the paper's iterations; None gives the exact transform.
+    `iterations` is the number of the paper's fixed-point iterations; None gives the exact transform.
     """
     checks.square(k, "k")
     n = k.shape[-1]
@@ -139,8 +139,8 @@ def to_haar(gaussian: Tensor) -> Tensor:
 def _cayley_polynomial(k: Tensor, dual: Tensor | None) -> Tensor:
     r"""Return the Cayley transform $I + 2 (K^2 + K + f K^* - f^2 I) / (1 + s + f^2)$ of skew matrices K with n <= 4.
 
-    s is the sum of the squares above the diagonal, f the Pfaffian and $K^*$ the dual of K (f and $K^*$ are zero below
-    n = 4).
+    s is the sum of the squares above the diagonal of K, f the Pfaffian of K, and $K^*$ the dual of K. Below n = 4, f
+    and $K^*$ are zero, and the argument `dual` is None.
     """
     identity = torch.eye(k.shape[-1], dtype=k.dtype, device=k.device)
     twice, total = (k * k).sum((-2, -1), keepdim=True) + 2, k  # 2 (1 + s)

@@ -14,12 +14,10 @@ FILL_SEED = 42  # the paper's seed for the random permutations of a basis
 
 
 def basis(n: int, size: int, seed: int = FILL_SEED) -> Tensor:
-    """Return the paper's basis: identity, disjoint adjacent transpositions, cyclic shifts by ±1, random permutations.
+    """Return the first `size` permutations of the paper's basis, each as the images of 0, …, n−1. [size, n]
 
-    The list is cut off at `size`, and `seed` draws the random permutations.
-
-    Returns:
-        Distinct permutations, each as the images of 0..n−1. [size, n]
+    The basis has the identity, the transpositions (0 1), (2 3), …, the cyclic shifts by 1 and −1, and then random
+    permutations drawn with `seed`. No permutation occurs twice.
     """
     if n < 2:
         raise ValueError(f"a permutation basis needs n of at least 2, got {n}")
@@ -53,7 +51,7 @@ def check_rows(perms: Tensor) -> None:
 
 
 def indicator(perms: Tensor) -> Tensor:
-    """Return the permutation matrices as booleans. [K, n] → [K, n, n]"""
+    """Return `matrices(perms)` as booleans, without checking `perms`. [K, n] → [K, n, n]"""
     return perms.unsqueeze(-2) == torch.arange(perms.shape[-1], device=perms.device).unsqueeze(-1)
 
 

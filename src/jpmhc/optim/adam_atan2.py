@@ -18,8 +18,8 @@ class AdamAtan2(GroupwiseOptimizer):
     Everett et al., "Scaling Exponents Across Parameterizations and Optimizers" (2024), replace the quotient by an
     arctangent: the update is scale-free, bounded, and without an epsilon. Weight decay is decoupled and comes first:
     :math:`p \leftarrow p (1 - \eta\lambda)` for a parameter :math:`p`, the learning rate :math:`\eta` and
-    ``weight_decay`` :math:`\lambda`. Then, with the moments :math:`m, v` and, in step :math:`t`, their bias corrections
-    :math:`c_i = 1 - \beta_i^t`,
+    ``weight_decay`` :math:`\lambda`. Then, with the running means :math:`m` and :math:`v` of the gradient and of its
+    square (the moments) and, in step :math:`t`, their bias corrections :math:`c_i = 1 - \beta_i^t`,
 
     - ``form="trm"``: :math:`p \leftarrow p - (\eta / c_1) \operatorname{atan2}(m, \sqrt v / \sqrt{c_2})`, the form of
       the public Tiny Recursive Model; its first steps are larger, because the correction of the first moment is outside
@@ -29,12 +29,12 @@ class AdamAtan2(GroupwiseOptimizer):
 
     Args:
         params: Parameters or groups of them.
-        lr: Learning rate; a 0-dimensional tensor may be changed in place, also inside a captured graph.
+        lr: Learning rate; a 0-dimensional tensor may be changed in place, also for a captured CUDA graph.
         betas: Decay of the two moments; the public model has (0.9, 0.95).
         weight_decay: Decoupled weight decay.
         form: One of the two forms above: "trm" or "corrected".
         a: Scale of the arctangent; only ``form="corrected"`` has it.
-        b: Scale of the denominator; only ``form="corrected"`` has it.
+        b: Scale of the arctangent's second argument; only ``form="corrected"`` has it.
         foreach: Use multi-tensor operations; None: only on CUDA, where launching many small kernels is slow.
         capturable: Keep the step counter on the parameters' device, so that a step can be captured in a CUDA graph.
 

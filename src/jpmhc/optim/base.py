@@ -42,4 +42,4 @@ class GroupwiseOptimizer(Optimizer):
 
     @abstractmethod
     def update_group(self, group: ParameterGroup) -> None:
-        """Update those parameters of one group that have a gradient."""
+        """Update the parameters of one group that have a gradient."""

@@ -1,4 +1,7 @@
-"""A Riemannian optimiser for Grassmann frames, which works together with any optimiser of the other parameters."""
+"""A Riemannian optimiser for Grassmann frames, which works together with any optimiser of the other parameters.
+
+A Grassmann frame is an n × p matrix with orthonormal columns, of which only the columns' span matters.
+"""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -12,10 +15,10 @@ from jpmhc.optim.base import GroupwiseOptimizer, ParameterGroup
 
 
 def grassmann_frames(model: nn.Module) -> dict[str, Tensor]:
-    """Return every Grassmann frame of a model by name, also inside wrappers that keep the model as `module`.
+    """Return every Grassmann frame of a model by name; the model may be in a wrapper (such as DDP) as its `module`.
 
     A module lists the names of its frames in the attribute `grassmann_frames`. A frame is a parameter, or a buffer if
-    sharding wrappers must leave it whole.
+    wrappers that shard parameters must leave it whole.
 
     >>> model = nn.Module()
     >>> model.frame, model.grassmann_frames = nn.Parameter(torch.eye(4, 2)), ("frame",)
@@ -37,13 +40,12 @@ class GrassmannianOptimizer(GroupwiseOptimizer):
     For a frame :math:`U \in St(n, p)` with Euclidean gradient :math:`G` (alg. cayley-adam):
 
     1. horizontal gradient :math:`(I - UU^\top) G` (eq. horizontal-proj);
-    2. momentum :math:`M \leftarrow \beta_1 M + (1 - \beta_1) G_{hor}`, which gives :math:`\hat M`, optionally scaled by
-       second moments as in Adam;
+    2. momentum :math:`M \leftarrow \beta_1 M + (1 - \beta_1) G_{hor}`; :math:`\hat M` is M or, with `adaptive`, M
+       scaled by second moments as in Adam;
     3. Cayley retraction along the skew matrix :math:`W = \hat M U^\top - U \hat M^\top` by fixed-point iteration;
-    4. QR correction with the signs of the diagonal of R, which makes the frame orthonormal to rounding.
+    4. QR correction, where R has a positive diagonal, which makes the frame orthonormal to rounding.
 
-    All frames of one shape are stepped together. The step counter is a tensor, and the host reads nothing from the
-    device.
+    All frames of one shape are updated together. The step counter is a tensor, so the host never waits for the device.
 
     Args:
         model: The model with the frames, wrapped or not.
@@ -92,7 +94,7 @@ class GrassmannianOptimizer(GroupwiseOptimizer):
                 group["params"] = [p for p in group["params"] if id(p) not in ours]
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Step every frame that has a gradient, and the inner optimiser; return the result of `closure`."""
+        """Update every frame that has a gradient, and step the inner optimiser; return the result of `closure`."""
         loss = super().step(closure)
         if self.inner is not None:
             self.inner.step()

@@ -61,7 +61,7 @@ class Attend(Protocol):
     """An attention function that the caller supplies."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return the attention of layer number `layer` for queries, keys and values, each [..., heads, head_dim]."""
+        """Return the output of layer number `layer` for its queries, keys and values, each [..., heads, head_dim]."""
         ...
 
 
@@ -129,7 +129,9 @@ class ResidualLayers(nn.ModuleList):
 
 
 class ArcDecoder(nn.Module):
-    """The ARC decoder; its forward returns the mean cross-entropy in nats over the labels of a `Pack` of sequences.
+    """The ARC decoder; its forward returns the mean cross-entropy in nats over the labels of a `Pack`.
+
+    A `Pack` is one row of tokens that contains several sequences. The argument `puzzles` is the number of puzzles.
 
     Two decoders built after the same `torch.manual_seed` have the same weights outside their connections. Without
     dropout they also give the same loss, because every kind of connection starts as the plain residual.
@@ -164,11 +166,14 @@ class ArcDecoder(nn.Module):
             self.network = HyperConnectionStack(connections, reduce=True, expand=True)
 
     def vectors(self, puzzles: Tensor, symmetries: Tensor) -> Tensor:
-        """Return the sum of puzzle and symmetry vectors that is added to all tokens of each sequence, [..., dim]."""
+        """Return each sequence's vector, which is added to all its tokens: its puzzle's plus its symmetry's vector.
+
+        `puzzles` and `symmetries` are the numbers of each sequence's puzzle and symmetry. [...], [...] → [..., dim]
+        """
         return F.embedding(puzzles, self.puzzles) + F.embedding(symmetries, self.symmetries)
 
     def embed(self, tokens: Tensor, vectors: Tensor) -> Tensor:
-        """Return the embeddings of tokens [...] plus their sequences' vectors [..., dim]."""
+        """Return the embeddings of tokens [...] plus the vectors [..., dim] of the tokens' sequences."""
         # The gradient of this product with ones and zeros is a product too, and not a sum in random order.
         ones = (tokens[..., None] == torch.arange(VOCABULARY, device=tokens.device)).to(self.dtype)
         return ones @ self.tokens.to(self.dtype) + vectors.to(self.dtype)
@@ -204,10 +209,10 @@ def make_mask(pack: Pack) -> Tensor | BlockMask:
 
 
 def make_block_mask(pack: Pack) -> BlockMask:
-    """Return a pack's attention mask by blocks: each block sees the blocks from its entry in `pack.spans` to itself.
+    """Return a pack's attention mask as a `BlockMask`; `pack.spans` has the first block that each block attends to.
 
-    The host never waits for the device. `BlockMask.from_kv_blocks` is not used, because it would compute the blocks of
-    queries, which the pack knows already, at a great cost on the host.
+    The host never waits for the device. `BlockMask.from_kv_blocks` is not used, because it is slow on the host: it
+    computes the last block that attends to each block, which `pack.spans` also has.
     """
     owners, (first, last) = pack.owners, pack.spans
     own = torch.arange(len(first), dtype=torch.int32, device=owners.device)
@@ -233,7 +238,10 @@ def make_block_mask(pack: Pack) -> BlockMask:
 
 
 def packed_loss(model: ArcDecoder, pack: Pack, vectors: Tensor, mask: Tensor | BlockMask) -> Tensor:
-    """Compute the loss of a pack; on CUDA this function must be compiled."""
+    """Compute the loss of a pack of S sequences; on CUDA this function must be compiled.
+
+    `vectors` [S, dim] come from `ArcDecoder.vectors`, and `mask` from `make_mask`.
+    """
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))  # [1, heads, T, head_dim]

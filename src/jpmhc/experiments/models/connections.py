@@ -132,13 +132,13 @@ def is_for_connections(option: str) -> bool:
 
 
 class CountedParameters(NamedTuple):
-    """The parameters that one of the paper's variants has besides the projection to logits (Table param-counts).
+    """The parameters of one of the paper's variants, except the map from streams to logits (Table param-counts).
 
     The table's totals for n = 4 streams of d = 512 features contain constants that the paper does not explain: 36, 28
-    and 22. They are the numbers of outputs (one static logit each) plus the numbers of learned scales (one per stream
-    for the read, the write and the rows of the skip): Sinkhorn 24 + 3 · 4, Grassmann 16 + 3 · 4, and Perm Mix 14 +
-    2 · 4, because its K skip logits belong to no stream. Cayley has neither, but a layer norm with weights and biases
-    (2 · n d) and three full n × n matrices.
+    and 22. Each is the number of static logits (biases that do not depend on the token, one per logit) plus the number
+    of learned scales (one per stream for the read, the write and the rows of the skip): Sinkhorn 24 + 3 · 4, Grassmann
+    16 + 3 · 4, and Perm Mix 14 + 2 · 4, because its skip has one logit per permutation and none per stream. Cayley has
+    no static logits and no scales, but a layer norm with weights and biases (2 · n d) and three full n × n matrices.
     """
 
     static: bool = True  # one static logit per output
@@ -182,7 +182,7 @@ FORMS: dict[str, dict[str, Form]] = {
 
 
 class PositionNormConnection(HyperConnection):
-    """A connection around a layer over positions; it normalises each stream over positions after the write."""
+    """A connection whose sublayer mixes positions; each stream of its output is normalised over positions."""
 
     def forward(self, x: Tensor, *args: object, **kwargs: object) -> Tensor:
         return rms_norm(super().forward(x, *args, **kwargs), dim=-3)
@@ -195,7 +195,11 @@ def make_connection(
     post_norm: PostNorm | None = None,
     device: str | None = None,
 ) -> HyperConnection:
-    """Return the hyper-connection number `index` of a stack; `post_norm` acts on the dimension its sublayer mixes."""
+    """Return the hyper-connection number `index` of a stack, around `sublayer`.
+
+    `post_norm` is the norm of each output stream. It is over features, except that "rms" is over positions if the
+    sublayer mixes positions.
+    """
     over_positions = isinstance(sublayer, PositionSwiGLU) and post_norm == "rms"
     form = FORMS[config.mixer_form].get(config.mixer, EXACT_FORM)
     connection = (PositionNormConnection if over_positions else HyperConnection)(
@@ -224,7 +228,7 @@ def make_connection(
 
 
 def _make_mixer(config: ConnectionConfig, form: Form) -> Mixer:
-    """Return the configuration's mixer; settings that the configuration leaves out come from the form."""
+    """Return the configuration's mixer; `form` has the settings that the configuration does not set."""
     kind: Any = mixers.get_mixer(config.mixer)
     options = {**form.options, **config.mixer_settings()}
     known = inspect.signature(kind).parameters
@@ -258,10 +262,10 @@ def _count_parameters_as_the_paper(connection: HyperConnection, counted: Counted
 
 
 class CountedMap(CoefficientMap):
-    """A coefficient map with the logits scale · (W (g · norm(x) + b)) + bias of streams x, with a matrix W.
+    """A coefficient map that turns streams x into the logits scale · (W (g · norm(x) + b)) + bias, with a matrix W.
 
     The norm's weights g and biases b, and the scales, are combined with W and bias into one matrix and one bias, so
-    kernels see a `CoefficientMap`.
+    that kernels can treat this map like a `CoefficientMap`.
     """
 
     def __init__(self, counted: CountedParameters, *arguments: Any, **options: Any) -> None:
@@ -308,7 +312,7 @@ class CountedMap(CoefficientMap):
         return weight, bias
 
     def _logit_scales(self) -> Tensor:
-        """Return the factor of each logit: its stream's scale, or one if there are no scales. [K]"""
+        """Return the factor of each of the K logits: its stream's scale, or one if there are no scales. [K]"""
         parts = []
         for name, size in zip(("read", "write", "skip"), self.sizes):
             scale = self.scales[name] if name in self.scales else self.bias.new_ones(1)
@@ -316,7 +320,10 @@ class CountedMap(CoefficientMap):
         return torch.cat(parts)
 
     def _skew_rows(self, weight: Tensor) -> Tensor:
-        """Return the weight with the upper triangle of M - Mᵀ instead of the n² rows M of the skip (eq. skew-sym)."""
+        """Return the weight with the skip's n² rows replaced by fewer rows (eq. skew-sym).
+
+        The n² rows form an n × n matrix M; the new rows are the upper triangle of M - Mᵀ.
+        """
         n = self.mixer.streams
         gates, matrix = weight.split([sum(self.sizes[:2]), n * n])
         rows = matrix.unflatten(0, (n, n))

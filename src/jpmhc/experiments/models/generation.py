@@ -1,8 +1,8 @@
 """Generation of an ARC decoder's answers to many prompts at once.
 
 A generator has a fixed number of slots, each with a cache of keys and values for one prompt and its answer. All slots
-write one token per step; on CUDA a step is one recorded graph. When answers are finished, the next prompts take their
-slots, so that short answers never wait for a long one.
+write one token per step; on CUDA a step is one recorded graph. When answers are finished, the next prompts take the
+free slots, so that short answers never wait for a long one.
 """
 
 import time
@@ -53,7 +53,7 @@ class WrittenTokens:
 
 
 def prepare_answering(model: ArcDecoder) -> ArcDecoder:
-    """Return a copy of a model for generation: without dropout, and with matrices in the type of its activations."""
+    """Return a copy of a model for generation: without dropout, and with weights in the type of the activations."""
     with model.tokens.device:
         answering = ArcDecoder(model.config, len(model.puzzles))
     answering.load_state_dict(model.state_dict())
@@ -64,9 +64,12 @@ def prepare_answering(model: ArcDecoder) -> ArcDecoder:
 
 
 class Generator:
-    """A generator of greedy answers to many prompts at the same time, with a model from `prepare_answering`.
+    """A generator of greedy answers to many prompts at the same time.
 
-    Each of the slots holds one prompt, which has at most `capacity` tokens together with its answer.
+    Args:
+        model: A model from `prepare_answering`.
+        slots: Number of prompts that are answered at the same time.
+        capacity: Largest number of tokens of a prompt and its answer together.
     """
 
     def __init__(self, model: ArcDecoder, slots: int, capacity: int) -> None:
@@ -100,7 +103,7 @@ class Generator:
         progress: Callable[[int, int], None] = lambda done, total: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> WrittenTokens | None:
-        """Write an answer to every prompt, which is a sequence without output.
+        """Write an answer to every prompt; prompts are sequences without an output grid.
 
         `progress` is called with the number of finished answers and the number of prompts. `stop` is called every few
         tokens; if it returns True, the method returns None.
@@ -140,7 +143,7 @@ class Generator:
         return WrittenTokens(tokens, counts, confidence, time.monotonic() - start)
 
     def _read(self, prompts: Sequences, chosen: np.ndarray, slots: Tensor) -> None:
-        """Fill the caches of slots with the prompts `chosen`, and set the separator as each slot's next token."""
+        """Fill the caches of `slots` with the prompts numbered `chosen`; each slot's next token is the separator."""
         tokens, coordinates, _ = (t.to(self.device) for t in pad(prompts, chosen))
         longest = tokens.shape[1]
 
@@ -234,7 +237,7 @@ def _vectors(model: ArcDecoder, sequences: Sequences, chosen: np.ndarray) -> Ten
 
 @torch.no_grad()
 def measure_losses(model: ArcDecoder, sequences: Sequences) -> np.ndarray:
-    """Return the mean cross-entropy of each sequence's labels, [B]; the sequences must contain outputs."""
+    """Return the mean cross-entropy in nats of each sequence's labels, [B]; sequences must contain output grids."""
     device = model.tokens.device
     losses = np.zeros(len(sequences))
     order = np.argsort(-sequences.lengths, kind="stable")

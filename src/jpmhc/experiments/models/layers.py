@@ -24,7 +24,7 @@ _BACKENDS = {
 
 
 def truncated_normal_(tensor: Tensor, std: float) -> Tensor:
-    """Fill a tensor from a normal distribution that is cut at ±2 and scaled to the standard deviation `std`."""
+    """Fill a tensor from a standard normal distribution cut at ±2, scaled to the standard deviation `std`."""
     inner = std / 0.87962566103423978  # standard deviation of a standard normal cut at ±2
     return nn.init.trunc_normal_(tensor, std=inner, a=-2 * inner, b=2 * inner)
 
@@ -63,14 +63,14 @@ def pad_rows(weight: Tensor) -> Tensor:
 
 
 class NarrowLinear(Linear):
-    """A linear map to a few outputs, which pads its weight by `pad_rows` for the product and drops added outputs."""
+    """A linear map to a few outputs: it pads its weight by `pad_rows` and drops the outputs of the added rows."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, pad_rows(self.weight.to(x.dtype)))[..., : len(self.weight)]
 
 
 class Rotary(nn.Module):
-    """Tables of rotary position embeddings (half-rotation convention)."""
+    """Tables of rotary position embeddings for `length` positions, in the convention of `rotate`."""
 
     cos: Tensor
     sin: Tensor
@@ -88,7 +88,7 @@ class Rotary(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each feature in the first half of a head together with its partner in the second half.
+    """Rotate each pair of features i and i + head_dim / 2 of a head by an angle.
 
     Queries or keys x are [..., heads, head_dim]; cosines and sines of the angles are [..., 1, head_dim / 2].
     """
@@ -98,7 +98,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, attend: Attend, causal: bool = False) -> Tensor:
-    """Compute attention with the kernel `attend`; q, k and v are [B, heads, S, head_dim]."""
+    """Compute attention with the kernel `attend` ("auto": PyTorch chooses); q, k, v are [B, heads, S, head_dim]."""
     if attend == "auto":
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     with sdpa_kernel(_BACKENDS[attend]):
@@ -106,7 +106,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, attend: Attend, causal: bool = Fa
 
 
 class Attention(nn.Module):
-    """Self-attention with one fused projection for queries, keys and values, and with rotary positions if given."""
+    """Self-attention with one linear map for queries, keys and values, and with rotary positions if given."""
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""The losses of the recursive model: stablemax cross-entropy of the grid, and the halting head's cross-entropy."""
+"""The losses of the recursive model: stablemax cross-entropy of the grid, and the halting head's cross-entropy.
+
+The halting head predicts whether the model's answer to a row is exactly right.
+"""
 
 from typing import NamedTuple
 
@@ -19,7 +22,7 @@ class RowLosses(NamedTuple):
 
 
 def stablemax_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    r"""Return the cross-entropy under stablemax of logits [..., V] and labels [...] below V, in float64. [...]
+    r"""Return the stablemax cross-entropy in float64 for logits [..., V] and labels [...] from 0 to V − 1. [...]
 
     Stablemax is softmax with the exponential replaced by :math:`s(x) = x + 1` for :math:`x \ge 0` and :math:`s(x) =
     1/(1 - x)` for :math:`x < 0`, so that it neither overflows nor rounds small probabilities to zero. In both cases
@@ -34,9 +37,9 @@ def stablemax_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def row_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean stablemax cross-entropy of each row, [B] float64, over its labels other than PAD (0).
+    """Return each row's mean stablemax cross-entropy over the labels other than PAD (0). [B] float64
 
-    It is 0 for a row without labels. Logits are [B, S, V] and labels [B, S].
+    It is 0 for a row without such labels. Logits are [B, S, V] and labels [B, S].
     """
     scored = labels != PAD
     losses = torch.where(scored, stablemax_cross_entropy(logits, labels), 0.0)

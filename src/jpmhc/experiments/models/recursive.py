@@ -44,7 +44,7 @@ from jpmhc.experiments.models.losses import row_losses
 
 @dataclass(frozen=True)
 class RecursiveConfig(ConnectionConfig):
-    """Size, recursion and connections of the model; the defaults are the public TRM's on ARC."""
+    """Size, recursion and connections; the defaults are those of the public Tiny Recursive Model on ARC."""
 
     heads: Count = 8  # Number of attention heads.
     layers: Count = 2
@@ -79,7 +79,7 @@ class RecursiveConfig(ConnectionConfig):
 
 
 def refuse_device(config: RecursiveConfig, device: torch.device) -> None:
-    """Raise a ValueError if the weights alone exceed the memory, or if the device lacks kernels for the model."""
+    """Raise a ValueError if the weights exceed the machine's memory, or if the device lacks the model's kernels."""
     inner = inner_width(config.dim, config.expansion, config.inner_multiple)
     weights = config.layers * config.dim * (4 * config.dim + 3 * inner)
     checks.fits_memory(4 * weights, f"a model of {weights:.2g} weights (dim {config.dim}, layers {config.layers})")
@@ -111,7 +111,7 @@ class Carry(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The results of one supervision step, per row, so that sums do not depend on how rows are distributed."""
+    """The results of one supervision step: one entry per row, except the scalar `loss`."""
 
     z_h: Tensor
     z_l: Tensor
@@ -189,7 +189,7 @@ class RecursiveCore(nn.Module):
         return math.sqrt(self.config.dim) * torch.cat((puzzle.to(self.dtype)[:, None, :], slots, grid), dim=1)
 
     def apply_network(self, state: Tensor, injection: Tensor) -> Tensor:
-        """Apply the network once to a state plus its injection."""
+        """Return f(state, injection): one call of the network."""
         x = state + injection
         if self.config.plain:
             return self.network(x)
@@ -199,7 +199,7 @@ class RecursiveCore(nn.Module):
         return rms_norm(x) if self.config.stream_norm == "call" else x
 
     def run_cycle(self, z_h: Tensor, z_l: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Run one outer cycle, `l_cycles` updates of z_l and one update of z_h, and return the new z_h and z_l."""
+        """Run one outer cycle on the embedded puzzle x: update z_l `l_cycles` times, then z_h; return z_h and z_l."""
         for _ in range(self.config.l_cycles):
             z_l = self.apply_network(z_l, z_h + x)
         return self.apply_network(z_h, z_l), z_l
@@ -207,7 +207,10 @@ class RecursiveCore(nn.Module):
     def run_supervision_step(
         self, puzzle: Tensor, inputs: Tensor, z_h: Tensor, z_l: Tensor
     ) -> tuple[Tensor, Tensor, Prediction]:
-        """Run one supervision step and return the new detached states and their prediction."""
+        """Run one supervision step and return the new detached states and the prediction read from z_h.
+
+        `puzzle` [B, d] are the rows' puzzle vectors, and `inputs` [B, S] their tokens.
+        """
         x = self.embed_rows(puzzle, inputs)
         if len(self.state_shape) == 3:
             x = x[..., None, :]  # every stream of the states gets the same input
@@ -246,7 +249,11 @@ class RecursiveCore(nn.Module):
     def score_step(
         self, z_h: Tensor, z_l: Tensor, prediction: Prediction, labels: Tensor, steps: Tensor, minimum: Tensor
     ) -> Step:
-        """Compute each row's losses after `steps` supervision steps; decide which rows halt, none before `minimum`."""
+        """Compute each row's losses, and decide which rows halt.
+
+        `steps` [B] counts each row's supervision steps, including this one. A row cannot halt before step `minimum`
+        [B].
+        """
         losses = row_losses(prediction.logits, labels, prediction.q_halt)
         with torch.no_grad():
             halted = ((prediction.q_halt > 0) | (steps >= self.config.halt_max_steps)) & (steps >= minimum)
@@ -257,8 +264,11 @@ class RecursiveCore(nn.Module):
 class RecursiveModel(nn.Module):
     """The recursive model: the core and the table of puzzle vectors.
 
-    The vocabulary counts PAD (0), the length is in tokens per row, and `identifiers` counts the rows of the puzzle
-    table.
+    Args:
+        config: Size, recursion and connections of the model.
+        vocabulary: Number of different tokens, including PAD (0).
+        length: Tokens per row.
+        identifiers: Number of rows of the puzzle table.
     """
 
     def __init__(self, config: RecursiveConfig, vocabulary: int, length: int, identifiers: int) -> None:
@@ -308,7 +318,7 @@ class RecursiveModel(nn.Module):
 
 
 def refill_rows(carry: Carry, inputs: Tensor, labels: Tensor, identifiers: Tensor) -> Carry:
-    """Return a carry with new puzzles in the halted rows; `halted` stays set, so that the next step resets them."""
+    """Return a carry with new puzzles in the halted rows; `halted` stays set: the next step resets their states."""
     fresh = carry.halted
     return carry._replace(
         inputs=torch.where(fresh[:, None], inputs, carry.inputs),

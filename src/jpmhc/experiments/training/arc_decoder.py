@@ -1,7 +1,8 @@
 """Training of the ARC decoder: a run's steps and checkpoint.
 
-A step is a pure function of its number and the previous state: an epoch and a pack number decide the pack, and every
-step seeds the generator of dropout. So a resumed run gives the same bits as an uninterrupted one.
+A step trains on one pack, a row of several sequences. It depends only on its number and the previous state: the
+numbers of the epoch and of the pack in the epoch determine the pack, and every step seeds the generator of dropout. So
+a resumed run gives the same bits as an uninterrupted one.
 """
 
 import dataclasses
@@ -67,7 +68,7 @@ def summarize(progress: Progress) -> str:
 
 
 class PackedLoss:
-    """A decoder and its loss function, which is compiled if the run's `compile` is "yes", or "auto" on CUDA."""
+    """A decoder for a number of `puzzles`, and its loss function, which is compiled if `run.compile` asks for it."""
 
     def __init__(self, run: ArcDecoderRun, puzzles: int, device: torch.device) -> None:
         self.model = model = ArcDecoder(run.model, puzzles).to(device)
@@ -89,8 +90,8 @@ class PackedLoss:
 class Training:
     """A decoder in training.
 
-    `compiled` is the `loss` of an earlier training with equal model settings and tokens per step. It is reused, with
-    new initial weights.
+    `compiled` is the attribute `loss` of an earlier training with equal model settings and tokens per step. It is
+    reused with new initial weights, which saves the compilation.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class Training:
         return pack.pin_memory() if self.device.type == "cuda" else pack
 
     def _remaining_packs(self) -> Iterator[tuple[int, int]]:
-        """Yield the epoch of each remaining pack of the run, and its number in the epoch."""
+        """Yield the epoch and the number in the epoch of each remaining pack of the run."""
         first = self.index
         for epoch in range(self.epoch, self.run.epochs):
             yield from ((epoch, index) for index in range(first, self.pairs.count_packs(epoch)))
@@ -258,7 +259,7 @@ class Training:
 
 
 class RecordedStep:
-    """A CUDA graph of the device's operations in a training's next step, which every step of the run replays."""
+    """A CUDA graph of the device's operations in one training step; every step of the run replays it."""
 
     def __init__(self, training: Training) -> None:
         self.pack = training.pairs.pack(training.epoch, training.index).to(training.device)
@@ -275,7 +276,7 @@ class RecordedStep:
 def make_optimizers(run: ArcDecoderRun, model: ArcDecoder, recorded: bool = False) -> list[torch.optim.Optimizer]:
     """Return NorMuon for the matrices of attention and feed-forward layers, and AdamW for all other parameters.
 
-    Steps that are `recorded` as a CUDA graph need learning rates in tensors on the device.
+    With `recorded`, learning rates are tensors on the device, so that a CUDA graph can record the steps.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, RotaryAttention)]
     attention = {id(linear.weight) for layer in layers for linear in (layer.qkv, layer.out)}

@@ -1,9 +1,10 @@
 """Checkpoints: folders that appear whole or not at all, and are verified before use.
 
 A checkpoint is a folder `step-00001234/` with three kinds of files: `manifest.json` (step, configuration, the task's
-fingerprint, size and checksum of every file and of the manifest), `shared.pt` (weights, averages, optimisers), and one
-`rank-N.pt` per process (rows in progress, random generators, the process's shard of the optimiser). The folder is
-written under a temporary name, flushed to disk, and renamed when all processes have finished.
+fingerprint, which is a digest of its data, every file's size and checksum, and the manifest's own checksum),
+`shared.pt` (weights, averaged weights, optimisers), and one `rank-N.pt` per process (rows in progress, random
+generators, the process's shard of the optimiser). The folder is written under a temporary name, flushed to disk, and
+renamed when all processes have finished.
 
 An imported checkpoint has weights only, and its manifest has no processes; a run that resumes it has new rows and new
 optimisers. When a run resumes a checkpoint, newer checkpoints are renamed, so that they are ignored from then on.
@@ -138,7 +139,7 @@ def set_newer_aside(run: Path, step: int) -> list[str]:
 
 
 def verify_checkpoint(path: Path) -> Checkpoint:
-    """Return a checkpoint after checking its files; raise an error if it is foreign, incomplete or damaged."""
+    """Check a checkpoint's files and return it; raise a ValueError if it is damaged, or not of a readable format."""
     if not path.is_dir():
         raise ValueError(f"there is no checkpoint at {path}")
     try:
@@ -208,10 +209,11 @@ def list_intact(run: Path) -> list[Path]:
 
 
 def choose_checkpoint(run: Path, which: str) -> Checkpoint | None:
-    """Return the checkpoint that a run resumes; None if `which` is "no", or "auto" and the run has no checkpoints.
+    """Return the checkpoint that a run resumes, or None if the run starts anew.
 
-    Otherwise `which` is "latest" or "auto" (raise an error if the newest checkpoint is damaged), "intact" (the newest
-    undamaged checkpoint), or the folder of a checkpoint or of another run.
+    `which` is "no" (start anew), "latest" (the newest checkpoint; raise an error if it is damaged), "auto" (like
+    "latest", but start anew if the run has no checkpoints), "intact" (the newest undamaged checkpoint), or the folder
+    of a checkpoint or of another run.
     """
     folders = list_folders(run)
     if which == "no" or (which == "auto" and not folders):
@@ -253,7 +255,7 @@ def load_model(
 ) -> RecursiveModel:
     """Load the model of a checkpoint in evaluation mode, and check that it fits the task's rows if a task is given.
 
-    With `ema` the averaged weights are loaded; a run with `ema=0` has none.
+    With `ema` the averaged weights are loaded, if the checkpoint has them (a run with `ema=0` has none).
     """
     shared, file = checkpoint.shared(), checkpoint.path / "shared.pt"
     if task is not None:

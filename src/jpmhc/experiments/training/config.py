@@ -104,7 +104,7 @@ class TrainConfig:
         return self.steps if self.stop_at is None else self.stop_at
 
     def learning_rate_factor(self, step: int) -> float:
-        """Return the factor of all learning rates at a step, from the linear warm-up and the drops at `decay_at`."""
+        """Return the factor of all learning rates at a step: the linear warm-up times the drops at `decay_at`."""
         factor = 1.0
         for at, to in zip(self.decay_at, self.decay_to):
             if step >= at * self.steps:
@@ -169,7 +169,9 @@ class ArcDecoderRun:
             )
 
     def rate_factor(self, progress: float) -> float:
-        """Return the factor of the learning rates after a share of the run; it rises, stays at one, and falls to zero.
+        """Return the factor of the learning rates at `progress`, the finished share of the run from 0 to 1.
+
+        The factor rises from 0 to 1, stays at 1, and falls to 0.
 
         >>> [ArcDecoderRun().rate_factor(progress) for progress in (0.01, 0.5, 0.9)]
         [0.5, 1.0, 0.5]
@@ -241,9 +243,10 @@ def flatten_fields(fields: Mapping[str, object], separator: str = ".") -> dict[s
 
 
 def restore(cls: Any, fields: Any, name: str = "") -> Any:
-    """Return an instance of `cls` with fields from JSON, which lacks tuples and paths; a wrong field is an error.
+    """Return an instance of the dataclass `cls` with `fields` from JSON; raise a ValueError for a wrong field.
 
-    `TaskConfig` stands for the class that the field `kind` names. `name` is the field that holds the dataclass.
+    Lists and texts become tuples and paths where the class has those types. If `cls` is `TaskConfig`, the entry `kind`
+    of `fields` names the class. Messages use `name`, the name of the field that holds the dataclass.
     """
     if not isinstance(fields, dict):
         subject = f"its {name}" if name else "the saved configuration"

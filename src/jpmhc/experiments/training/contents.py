@@ -1,7 +1,7 @@
 """Loading the content of a checkpoint's files, with checks that the content fits a run.
 
-A checksum proves that a file has not changed since it was written, but not that this version can use its content,
-which another program may have written. Every error of this module names the file and the key.
+A checksum proves that a file has not changed since it was written. It does not prove that this version of the package
+can use the content, because another program may have written the file. Errors name the file and the key.
 """
 
 import contextlib
@@ -39,7 +39,10 @@ _MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, Ov
 
 
 def load_content(file: Path, entries: Mapping[str, tuple[type, ...]], device: torch.device | str) -> Content:
-    """Load a file of a checkpoint without running code from it, and check that it has the `entries`, {name: types}."""
+    """Load a file of a checkpoint without running code from it, and check that it has the `entries`.
+
+    `entries` maps each required key to its allowed types.
+    """
     try:
         if not is_zipfile(file):
             raise ValueError("it is not a file that torch.save writes")
@@ -67,7 +70,7 @@ def explaining_misfit(file: Path, key: str) -> Iterator[None]:
 
 
 def load_weights(module: nn.Module, content: Content, key: str, file: Path) -> None:
-    """Load the weights at `key` of a file's content into a module; parameter names of old versions are accepted."""
+    """Load the weights at `key` of the content of `file` into a module; parameter names of old versions are valid."""
     with explaining_misfit(file, key):
         expected = module.state_dict()
         for name, tensor in content[key].items():
@@ -101,13 +104,19 @@ def require_optimiser_state(optimiser: torch.optim.Optimizer, saved: Any, names:
 
 
 def require_parameter_state(saved: object, parameter: Tensor, names: Sequence[str], subject: str) -> None:
-    """Raise a ValueError unless `saved` has just the tensors `names`: the step count, then tensors like `parameter`."""
+    """Raise a ValueError unless `saved` has only the tensors `names`: the step count, then tensors like `parameter`.
+
+    The message calls the saved state `subject`.
+    """
     step = torch.zeros((), dtype=torch.float32)
     require_like(saved, {name: parameter if number else step for number, name in enumerate(names)}, subject)
 
 
 def require_like(value: object, expected: object, subject: str = "it") -> None:
-    """Raise a ValueError if two values differ in keys, lengths, shapes, types or texts; numbers may differ."""
+    """Raise a ValueError if two values differ in keys, lengths, shapes, types or texts; numbers may differ.
+
+    The message calls the value `subject`.
+    """
     if isinstance(expected, Tensor):
         if not isinstance(value, Tensor) or _form(value) != _form(expected):
             raise ValueError(f"{subject} is {_describe(value)}, and must be {_describe(expected)}")

@@ -1,7 +1,7 @@
 """The learner: the state of a training run, a training step, and writing the state to a checkpoint.
 
-A step takes new rows, accumulates gradients over parts of the batch, updates weights, puzzle vectors and averages, and
-returns the step's losses and gradient norms.
+A step takes new rows, accumulates gradients over parts of the batch, updates weights, puzzle vectors and the running
+averages of the weights, and returns the step's losses and gradient norms.
 """
 
 import math
@@ -40,7 +40,7 @@ _SAME_OPTIMISER_STATE = (("ddp",), ("zero1", "zero2"), ("zero3",))
 
 
 class NonFiniteLoss(ValueError):
-    """The error for a loss that is not finite; the message names the step, the rows and the saved state."""
+    """The error for a loss that is not finite; the message names the step, the rows and the saved checkpoint."""
 
 
 class Sums(NamedTuple):
@@ -57,7 +57,7 @@ class Sums(NamedTuple):
 
 
 class Learner:
-    """The state of a run: model, optimisers, averages, rows in progress, and the number of finished steps."""
+    """The state of a run: model, optimisers, averaged weights, rows in progress, and the number of finished steps."""
 
     def __init__(self, config: TrainConfig, world: World, task: Task, resume: Checkpoint | None = None) -> None:
         self.config, self.world, self.task = config, world, task
@@ -104,9 +104,11 @@ class Learner:
     ) -> tuple[Sums, dict[str, Tensor]]:
         """Train one step on this process's rows; return sums over all processes, and gradient norms by name.
 
-        A new row is used only if the current row in its position has halted. No row halts before `minimum` supervision
-        steps. The norms are "total" and, with `logs`, one per parameter. `stop` says that this process was asked
-        to stop.
+        Args:
+            rows: New rows; each is used only if the current row in its position has halted.
+            minimum: Number of supervision steps before which each row may not halt. [rows]
+            logs: Whether to return one gradient norm per parameter besides the norm "total".
+            stop: Whether this process was asked to stop; the sums tell all processes.
         """
         config, carries, last = self.config, self.carries, len(self.carries) - 1
         size = len(self.rows) // len(carries)
@@ -149,7 +151,10 @@ class Learner:
         return sums, norms
 
     def _save_and_refuse(self, loss: float, before: list[Carry], finite: list[Tensor]) -> None:
-        """Save the state before the failed step, and raise a NonFiniteLoss that names the step, rows and mixer."""
+        """Save the state before the failed step, and raise a NonFiniteLoss that names the step, rows and mixer.
+
+        For each part of the batch, `before` has the carry before the step, and `finite` the rows with a finite loss.
+        """
         self.carries = before
         path = self.save(self.config.out / "failed")
         bad = [number for carry, good in zip(before, finite) for number in carry.identifiers[~good].tolist()]
@@ -164,7 +169,7 @@ class Learner:
     def snapshot(self) -> RecursiveModel:
         """Return an unsharded, uncompiled model with the averaged weights and the current puzzle table.
 
-        Every process must call this method.
+        Without averages it has the current weights. Every process must call this method.
         """
         task, device = self.task, self.world.device
         with torch.random.fork_rng(devices=[]):  # the state that a checkpoint saves must not depend on evaluations
@@ -298,7 +303,7 @@ def refuse_other_run(config: TrainConfig, world: World, resume: Checkpoint) -> N
 
 
 def _copy_to_host(tensor: Tensor) -> Callable[[], list[float]]:
-    """Begin to copy a tensor; return a function that waits for the copy alone, and returns the tensor's numbers."""
+    """Begin to copy a tensor; return a function that waits only for this copy, and returns the tensor's numbers."""
     if tensor.device.type != "cuda":
         return tensor.tolist
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 class Log:
     """The log file `log.jsonl` of a run; each line records the number of finished steps as `step`.
 
-    At the start, lines of steps after `done`, which a resumed run repeats, are removed from the file. Of several
-    processes only the first writes. `require_folder` is called before every line; it raises `FolderGone` if the folder
-    is gone.
+    Args:
+        run: The run's folder.
+        done: Number of finished steps. Lines of later steps, which a resumed run repeats, are removed from the file.
+        writes: Whether this process writes; of several processes only the first does.
+        require_folder: A function that is called before every line, and raises `FolderGone` if the folder is gone.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Log:
             self.board = SummaryWriter(str(run / "tensorboard"), purge_step=done + 1)
 
     def write(self, kind: str, step: int, values: Mapping[str, object]) -> None:
-        """Write a line with values of one kind ("train", "evaluate", …), and numbers as kind/name to TensorBoard."""
+        """Write values of one kind ("train", "evaluate", …) as a line, and the numbers as kind/name to TensorBoard."""
         self.require_folder()
         if self.file is not None:
             line = {"kind": kind, "step": step, **tree_map(_name_non_finite, dict(values))}
@@ -99,7 +101,7 @@ def _parse_line(line: bytes) -> JsonObject | None:
 
 
 def _name_non_finite(value: object) -> object:
-    """Return the name of NaN and infinities, which JSON lacks, and any other value as it is."""
+    """Return NaN and infinities, which JSON lacks, as text, and any other value unchanged."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

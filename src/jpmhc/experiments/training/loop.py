@@ -49,7 +49,7 @@ class Outcome:
 
 
 class Stopped(BaseException):
-    """Raised to end a run after a signal, once the run is saved. Not an Exception, because it is not an error."""
+    """Raised to end a run after a signal; no finished step is lost. Not an Exception, because it is not an error."""
 
 
 def train(config: TrainConfig) -> Outcome:
@@ -180,7 +180,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _compiling(self, compiles: bool) -> Iterator[None]:
-        """Show that the step is being compiled; SIGTERM and Ctrl-C end the compilation at once."""
+        """If `compiles`, show that the step is being compiled; SIGTERM and Ctrl-C end the compilation at once."""
         if not compiles:
             yield
             return
@@ -259,7 +259,10 @@ class Trainer:
 
     @contextlib.contextmanager
     def _explaining_ends(self) -> Iterator[None]:
-        """End a stopped run without an error, and add the step and the newest checkpoint to other errors' messages."""
+        """End a stopped run without an error, and explain other ends.
+
+        Messages about failed writes and lost processes get the current step and the newest checkpoint.
+        """
         out, pulse = self.config.out, self.world.pulse
         if pulse is not None:
             pulse.describe = self._describe_state

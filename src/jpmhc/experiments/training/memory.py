@@ -33,7 +33,10 @@ def refuse_memory(config: TrainConfig, task: Task, world: World) -> None:
 
 
 def state_bytes(config: TrainConfig, task: Task) -> int:
-    """Return the bytes of weights, gradients, moments and averages, and of the puzzle table."""
+    """Return the bytes of weights, gradients, moments and averages, and of the puzzle table.
+
+    With ZeRO only the puzzle table counts, because each process has only shards of the other tensors.
+    """
     with torch.device("meta"):
         core = RecursiveModel(config.model, task.vocabulary, task.length, 1).core
     weights = sum(p.numel() for p in core.parameters())

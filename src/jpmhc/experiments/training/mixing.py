@@ -1,4 +1,4 @@
-"""Statistics of a model's mixing matrices H_res: distance to the mixer's set and to the identity, and products."""
+"""Statistics of the matrices H_res, [n, n], by which a model's connections mix their n streams on the skip path."""
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -15,12 +15,12 @@ from jpmhc.mixers import Mixer
 
 @torch.no_grad()
 def mixing_statistics(model: nn.Module, run: Callable[[], object]) -> JsonObject:
-    """Run a whole, unsharded model on a few rows, and return statistics of its connections' mixing matrices H_res.
+    """Return statistics of the mixing matrices H_res in a call of `run`, which runs the unsharded model on a few rows.
 
-    For each connection: the mean H_res, its mean Frobenius distance to the identity, and the largest distance to the
-    mixer's set of matrices. For the product of all H_res that a token passes: quantiles of the singular values, and the
-    share of singular values below 0.1. After each connection: the product's mean singular values, for the model and for
-    random matrices of the same mixer. The result is empty for a plain model.
+    For each connection: the mean H_res, the mean Frobenius distance of H_res to the identity, and the largest distance
+    to the mixer's set of matrices. For the product of all H_res that a token passes: quantiles of the singular values,
+    and the share of singular values below 0.1. For the products up to each depth: the mean singular values, for the
+    model and for random matrices of the same mixer. The result is empty for a plain model.
     """
     names = {block: name for name, block in model.named_modules() if isinstance(block, HyperConnection)}
     if not names:
@@ -62,10 +62,10 @@ def _random_product_over_depth(mixer: Mixer, depth: int, draws: int = 64) -> Ten
 
 
 def _multiply_up(skips: Iterable[Tensor]) -> list[Tensor]:
-    """Return the products of the first 1, 2, 3, … skips, the first skip on the right."""
+    """Return the products of the first 1, 2, 3, … matrices; the first matrix is the rightmost factor."""
     return list(accumulate(skips, lambda product, skip: skip @ product))
 
 
 def _round_all(values: Tensor) -> list[list[float]]:
-    """Return a matrix as lists of numbers that are rounded to six digits, for the log."""
+    """Return a matrix as lists of numbers with six significant digits, for the log."""
     return [[float(f"{value:.6g}") for value in row] for row in values.tolist()]

@@ -38,8 +38,8 @@ def prefetch(make: Callable[[Key], Result], keys: Iterable[Key], ahead: int) -> 
 def minimum_steps(seed: int, step: int, rows: np.ndarray, probability: float, maximum: int) -> np.ndarray:
     """Return the random number of supervision steps before which each row may not halt. [rows]
 
-    With the given probability, the number is uniform on 2..maximum, and otherwise 0. It depends only on seed, step and
-    row, and so not on the division of rows among processes.
+    The number is uniform on 2, …, maximum with the given probability, and otherwise 0. It depends only on the seed, the
+    step and the row's number in the batch, so processes may divide the rows in any way.
     """
     if maximum < 2:
         return np.zeros(len(rows), np.int32)
@@ -49,7 +49,7 @@ def minimum_steps(seed: int, step: int, rows: np.ndarray, probability: float, ma
 
 
 def make_batch(task: Task, config: TrainConfig, rows: range, step: int) -> tuple[Batch, Tensor]:
-    """Return one step's training rows with the numbers `rows` in the batch, and their minima from `minimum_steps`."""
+    """Return the training rows with the numbers `rows` in a step's batch, and the rows' `minimum_steps`."""
     numbers, model = np.asarray(rows), config.model
     minimum = minimum_steps(config.seed, step, numbers, model.halt_exploration, model.halt_max_steps)
     return task.examples(step * config.batch + numbers), torch.from_numpy(minimum)

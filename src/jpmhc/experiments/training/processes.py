@@ -1,12 +1,12 @@
 """The processes of a run or an evaluation: how they join, exchange values, and detect a lost process.
 
 torchrun's agent notices a dead process, and PyTorch's connections notice a process that does not answer; neither names
-the process that hangs. So every process writes a pulse, a number that grows, to the group's store twice a second and
-reads the pulses of the others. A process that died or was stopped has no pulse. If all processes have a
-pulse, the process at fault is the one that does not time out with the others, because it is busy.
+the process that hangs. So every process writes a pulse, a number that grows, twice a second to the store, a key-value
+server that all processes share, and reads the pulses of the others. A process that died or was stopped has no pulse. If
+all processes have a pulse, the process at fault is the one that does not time out with the others, because it is busy.
 
-Libraries open connections with other timeouts. So a process also ends itself if a pulse, or an answer of the store, is
-missing for longer than its patience.
+Libraries open connections with other timeouts. So a process also ends itself if another process's pulse or the store's
+answer is missing for longer than a set time, the patience.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _WAITS, _LEFT = b"waits", b"left"
 
 @dataclass(frozen=True)
 class World:
-    """The number of this process, the number of all processes, and the device of this process."""
+    """The number of this process (its rank), the number of all processes, and the device of this process."""
 
     rank: int
     size: int
@@ -46,7 +46,7 @@ class World:
     pulse: "Pulse | None" = None  # detects lost processes; None if there is one process
 
     def rows(self, batch: int, accumulate: int) -> range:
-        """Return the range of a batch's rows that this process handles, in `accumulate` equal parts."""
+        """Return the range of a batch's rows that this process handles; `accumulate` must divide its length."""
         if batch % (self.size * accumulate):
             raise ValueError(
                 f"batch ({batch}) must be a multiple of processes × accumulate ({self.size} × {accumulate})"
@@ -66,7 +66,7 @@ class World:
             dist.barrier()
 
     def collect(self, value: Value) -> list[Value]:
-        """Return the values of all processes, in the order of their numbers."""
+        """Return the values that all processes passed, in the order of the processes' numbers."""
         if self.size == 1:
             return [value]
         values = [value] * self.size
@@ -166,10 +166,10 @@ class Pulse:
             self.store.set(f"pulse {self.rank}", _LEFT.decode())
 
     def _watch(self) -> None:
-        """Record when the store and each process last answered; end this process if one is silent beyond the patience.
+        """Record when the store and each process last answered; end this process if one is silent for too long.
 
-        This has its own thread, because `_beat` blocks if the process with the store is stopped. Time is counted in
-        beats, so that seconds in which this process itself was stopped do not count.
+        This has its own thread, because `_beat` blocks if the process with the store is stopped. The time is the number
+        of this loop's rounds, so that seconds in which this process itself was stopped do not count.
         """
         number, before = self.number, dict(self.pulses)
         while not self.ended.wait(_BEAT) and self.beating.is_alive():
@@ -198,7 +198,7 @@ class Pulse:
         self.beating.join(_SILENCE)
 
     def find_silent(self) -> list[int]:
-        """Return the ranks of processes that have no pulse and did not end normally, after some seconds of waiting."""
+        """Wait some seconds, then return the ranks of processes that have no pulse and did not end normally."""
         enough = self.watched + 2 * _SILENCE  # a process that has just died may have a last pulse that was not read yet
         while self.answered < enough and not self._misses_store(_SILENCE):
             time.sleep(_BEAT)
@@ -208,7 +208,7 @@ class Pulse:
         return silent
 
     def find_lost(self) -> list[int]:
-        """Return the ranks of processes without a pulse or, if all have a pulse, of those that have not timed out."""
+        """Return the ranks of processes without a pulse or, if there are none, of processes that did not time out."""
         self.waits = True
         if silent := self.find_silent():
             return silent

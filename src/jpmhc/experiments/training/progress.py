@@ -27,7 +27,7 @@ class _Job:
 class Display:
     """A display of jobs: bars on a terminal; elsewhere one line when a job begins, and one every ten seconds.
 
-    Without `speaks`, nothing is shown: of several processes only the first one speaks.
+    With `speaks=False` nothing is shown; of several processes only the first has `speaks=True`.
     """
 
     def __init__(self, speaks: bool = True) -> None:
@@ -72,7 +72,7 @@ class Display:
 
     @contextlib.contextmanager
     def preparing(self, sentence: str) -> Iterator[None]:
-        """Return a context in which `sentence` is shown."""
+        """Return a context in which `sentence` is shown beside an animated bar; without bars, it is printed once."""
         if self.bars is None:
             self.say(sentence)
             yield

@@ -34,8 +34,8 @@ class FolderGone(OSError):
 def lock_folder(run: Path, new: bool) -> Iterator[Callable[[], None]]:
     """Create a run's folder if needed, and lock it for this process; the lock always ends with the process.
 
-    Yields a function that raises `FolderGone` if the folder was removed or renamed. Files of another run in the folder
-    of a `new` run are an error.
+    Yields a function that raises `FolderGone` if the folder was removed or renamed. For a `new` run, a folder with
+    files of another run raises a ValueError.
     """
     with explaining_write_errors(run):
         run.mkdir(parents=True, exist_ok=True)

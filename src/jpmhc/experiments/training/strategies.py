@@ -1,8 +1,9 @@
 """Strategies for training one core on several processes: replicas (DDP), or shards (DeepSpeed's ZeRO stages).
 
-With every strategy, each process works on a contiguous range of every batch's rows, gradients are summed over the rows
-of all processes, and every process makes the same updates of puzzle vectors and Grassmann frames (the Grassmann mixer's
-parameters with orthonormal columns).
+The core is the recursive model without its table of puzzle vectors. With every strategy, each process works on a
+contiguous range of every batch's rows, gradients are summed over the rows of all processes, and every process makes the
+same updates of puzzle vectors and Grassmann frames (the Grassmann mixer's parameters with orthonormal columns). Dense
+parameters are the core's other parameters.
 """
 
 import contextlib
@@ -49,13 +50,19 @@ class Replicas:
             self.module = DistributedDataParallel(core, device_ids=devices, gradient_as_bucket_view=True, **sending)
 
     def exchanging_gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """Return a context for the passes of one part of the batch; gradients are exchanged only in the last part."""
+        """Return a context for the forward and backward pass of one part of the batch.
+
+        Processes exchange gradients only in the last part.
+        """
         if isinstance(self.module, DistributedDataParallel) and not last:
             return self.module.no_sync()
         return contextlib.nullcontext()
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Accumulate the gradient of `loss`, the losses' sum over a part of the batch, divided by the batch size."""
+        """Accumulate the gradient of `loss`, the losses' sum over a part of the batch, divided by the batch size.
+
+        `last` says whether this is the last part of the batch.
+        """
         # DDP averages over processes, so the loss is multiplied by their number, which is exact for 2, 4, 8, ….
         (loss * self.world.size).backward()
 
@@ -88,7 +95,7 @@ class Replicas:
         return dict(zip(self.named, tensors, strict=True))
 
     def cut_own(self, whole: dict[str, Tensor]) -> list[Tensor]:
-        """Return this process's part of whole parameters, shaped like `tensors()`; the inverse of `gather_whole`."""
+        """Return this process's part of whole parameters (by name), shaped like `tensors()`; inverts `gather_whole`."""
         return [whole[name] for name in self.named]
 
     def optimiser_state(self) -> Content:
@@ -216,7 +223,7 @@ def refuse_strategy(config: TrainConfig, world: World) -> None:
 
 
 def distribute_core(core: nn.Module, groups: list[ParameterGroup], config: TrainConfig, world: World) -> Replicas:
-    """Return the core and an optimiser of the parameter `groups`, distributed by the configured strategy."""
+    """Return the core and an optimiser of the parameter `groups`, distributed over processes by `config.strategy`."""
     if config.strategy == "ddp":
         return Replicas(world, core, groups, config)
     return Zero(world, core, groups, config, int(config.strategy.removeprefix("zero")))
