@@ -7,10 +7,11 @@ semicircle. Eq. matrix-dyson, $M = A_h (z - A_h^\top A_h)^{-1}$ with $A_h = A + 
 $G = \frac1n \mathrm{Tr}\,(z - A_h^\top A_h)^{-1}$, is solved by eq. newton-matrix, Newton's method for n² unknowns.
 
 Note:
-    Both equations have an off-diagonal self-energy, but the self-energy of the linearisation is diagonal. The law of
-    one layer is eq. dyson_subordination of the paper's appendix (one_layer.py). Eq. newton-scalar divides by
-    $1 + a\sigma^2/(z - \sigma^2 m)^2$, but the derivative is $1 - a\sigma^2/(z - \sigma^2 m)^2$: the printed iteration
-    converges linearly. For n = 1 the matrix equation is cubic and differs from eq. dyson-fp.
+    Both equations place the noise's self-energy in off-diagonal blocks of the linearisation (a block matrix with $Y$
+    and $Y^\top$ off its diagonal), but the true self-energy is block diagonal. The law of one layer is eq.
+    dyson_subordination of the paper's appendix (one_layer.py). Eq. newton-scalar divides by $1 + a\sigma^2/(z -
+    \sigma^2 m)^2$, but the derivative is $1 - a\sigma^2/(z - \sigma^2 m)^2$: the printed iteration converges linearly.
+    For n = 1 the matrix equation is cubic and differs from eq. dyson-fp.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class _Matrix(ContinuedEquation):
         return x.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
 
     def dress(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return A_h = A + σ² M and (z - A_hᵀ A_h)⁻¹, with M's entries from x. [b, n, n] each"""
+        """Return A_h = A + σ² M and (z - A_hᵀ A_h)⁻¹, with the entries of M from the unknowns x. [b, n, n] each"""
         dressed = self.skip + self.variance * x.unflatten(-1, self.skip.shape)
         eye = torch.eye(len(self.skip), dtype=x.dtype, device=x.device)
         return dressed, torch.linalg.inv_ex(z[:, None, None] * eye - dressed.mT @ dressed)[0]

@@ -44,8 +44,8 @@ def evaluate_layer(omega: Tensor, spectrum: Tensor, variance: Tensor | float) ->
     r"""Evaluate the layer's law in closed form, with $\omega$ [...] as the parameter.
 
     $z = \omega a^2$ and $G = h / a$ with $h = \mathrm{mean}_i\,(\omega - s_i)^{-1}$ and $a = 1 + \sigma^2 h$. The
-    moment function is computed as $w = \mathrm{mean}_i\, s_i/(\omega - s_i) + \sigma^2 \omega h^2$, which avoids the
-    cancellation in $zG - 1$. The $s_i$ are [..., n], and $\sigma^2$ is [...].
+    moment function $w = zG - 1$ is computed as $w = \mathrm{mean}_i\, s_i/(\omega - s_i) + \sigma^2 \omega h^2$, which
+    avoids the cancellation in $zG - 1$. The $s_i$ are [..., n], and $\sigma^2$ is [...].
     """
     inverse = 1 / (omega.unsqueeze(-1) - spectrum)  # [..., n]
     square = inverse.square()
@@ -65,10 +65,10 @@ def layer_cauchy(
 ) -> FixedPoints:
     r"""Solve eq. dyson_residual for $G(z)$ of one layer; G is the attribute `x` [B, 1] of the result.
 
-    The solver has two passes (appendix "Batch solver"): a continuation from far above the real axis, where
-    $G \approx 1/z$, and a refinement of all points at once. The equation has exactly one solution with
-    $\mathrm{Im}\, G < 0$ and $\mathrm{Im}\, zG \le 0$. A Newton step that leaves this region is replaced by half of a
-    fixed-point step, which stays inside.
+    The solver has two passes (appendix "Batch solver"): a continuation from far above the real axis, where $G \approx
+    1/z$, and a refinement of all points at once. The equation has exactly one solution with $\mathrm{Im}\, G < 0$ and
+    $\mathrm{Im}\, zG \le 0$. A Newton step that leaves this region is replaced by half of a fixed-point step, which
+    stays in the region.
 
     Args:
         z: Points of the upper half plane. [B]
@@ -258,9 +258,10 @@ def to_solution(
 
 
 def require_paper_noise(network: Network, method: str, *, layers: int | None = None, isotropic: bool = True) -> None:
-    """Raise an error if a network has other noise than the paper's, or another number of layers than a method solves.
+    """Raise ValueError if the method `method` cannot solve the network.
 
-    The paper's noise is independent, Gaussian and, if `isotropic` is true, the same in every direction.
+    The noise must be independent and Gaussian and, if `isotropic` is true, the same in every direction. `layers` is the
+    number of layers that the method solves; None allows any number.
     """
     reason = ""
     if layers is not None and network.depth != layers:

@@ -93,7 +93,7 @@ class Cell:
 
 
 def cell(mixer: str, depth: int, samples: int, config: PanelConfig) -> Cell:
-    """Compute one cell: sample a network, compute its theoretical curves, and compare them with the samples."""
+    """Compute one cell: sample a network, compute the theoretical curves, and compare the curves with the samples."""
     network = Network.from_mixer(mixer, depth, config.budget / depth, config.streams, seed=config.seed, shared=True)
     sampled = simulate(network, config.width, samples, config.seed)
     grid = paper_grid(sampled) if config.grid == "x" else singular_value_grid(sampled)

@@ -1,7 +1,8 @@
 r"""Layers of the scalar theories, which use each layer's singular values and noise, but not the singular vectors.
 
-The methods `z1`, `subordination` and `stransform` compute the free product of the layers' laws. The free product is the
-law of $J^\top J$ only if the singular vectors do not matter. Derivations: docs/derivations/paper_methods.md.
+The methods `z1`, `subordination` and `stransform` compute the free product of the layers' laws (distributions of
+squared singular values): the law of the layers' product if random rotations separated the layers. It is the law of
+$J^\top J$ only if the singular vectors do not matter. Derivations: docs/derivations/paper_methods.md.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ class ScalarLayers:
 
     @classmethod
     def of(cls, network: Network, method: str) -> ScalarLayers:
-        """Return the laws of a network's layers; raise ValueError, naming `method`, if a layer has no such law."""
+        """Return the laws of a network's layers.
+
+        Raise ValueError, naming `method`, if the noise is not isotropic and Gaussian, or if a layer is zero.
+        """
         require_paper_noise(network, method)
         spectrum = gram_spectrum(network.skips)  # [L, n]
         mean = spectrum.mean(-1) + network.variance

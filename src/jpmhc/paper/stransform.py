@@ -1,7 +1,7 @@
 r"""The scalar theory by S-transforms: $G_l \to S_l \to \prod_l S_l \to G$ (appendix "S-Transform").
 
-The S-transform, $S(zG(z) - 1) = G(z) / (zG(z) - 1)$ (eq. s_transform_def), of a free product is the product of the
-factors' S-transforms (eq. s_product).
+The S-transform, $S(zG(z) - 1) = G(z) / (zG(z) - 1)$ (eq. s_transform_def), of a free product (scalar.py) is the product
+of the factors' S-transforms (eq. s_product).
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from jpmhc.spectra.solution import Solution, method
 def solve(network: Network, z: Tensor, options: Options) -> Solution:
     """Solve the scalar theory of layers with isotropic noise by composing their S-transforms, at points z [B].
 
-    The residual measures $z S(w) w = 1 + w$ in logarithms, with $w = zG - 1$. Only Newton's method can solve it.
+    The residual measures $z S(w) w = 1 + w$ in logarithms, with $w = zG - 1$. Only Newton's method can solve this
+    equation.
     """
     layers = ScalarLayers.of(network, "stransform")
     points = solve_inverse_w(layers, layers.rescale(z), options)
@@ -72,10 +73,17 @@ def s_transform(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     r"""Compute $\sum_l \log S_l(w)$ at w [B] by solving $z_l G_l(z_l) - 1 = w$ in every layer l.
 
-    The unknowns are the $\omega_l$ of `evaluate_layer`, from the first iterates `start` [B, L]. The w have negative
-    imaginary parts, and the tolerance is for the relative difference of both sides of the equation. Returns the sum of
-    logarithms [B], its derivative in $w$ [B], a mask of the rows in which every layer converged [B], and $\omega_l$ [B,
-    L].
+    The unknowns are the $\omega_l$ of `evaluate_layer`.
+
+    Args:
+        w: Numbers with negative imaginary parts. [B]
+        start: The first iterates of the $\omega_l$. [B, L]
+        tolerance: The largest relative difference between both sides of the equation.
+        maximum: The most Newton iterations.
+
+    Returns:
+        The sum of logarithms [B], its derivative in w [B], a mask of the rows in which every layer converged [B], and
+        the $\omega_l$ [B, L].
     """
     depth = layers.depth
     target = w.unsqueeze(-1).expand(-1, depth).reshape(-1)
@@ -89,7 +97,7 @@ def s_transform(
 
 
 class _OneLayer(Equation):
-    r"""The equation $zG - 1 = w$ of one layer, with the unknown $\omega$ and the point w; one row per w and layer."""
+    r"""The equation $zG - 1 = w$ of one layer in the unknown $\omega$ at the point w; one row per pair (w, layer)."""
 
     def __init__(self, layers: ScalarLayers) -> None:
         self.layers = layers

@@ -1,7 +1,7 @@
 r"""Subordination for layers of different laws (appendix "Multi-Layer Composition: Heterogeneous Layers").
 
-Each layer's $G_l$ is evaluated at a point $z_l$ of its own. At these points all $z_l G_l(z_l) - 1$ equal one $w$, and
-$z = \frac{w + 1}{w} \prod_l \frac{1}{S_l(w)}$ (eq. z_L_w) with $S_l = G_l(z_l)/w$.
+Subordination evaluates each layer's Cauchy transform $G_l$ at a point $z_l$ of its own. At these points all $z_l
+G_l(z_l) - 1$ equal one $w$, and $z = \frac{w + 1}{w} \prod_l \frac{1}{S_l(w)}$ (eq. z_L_w) with $S_l = G_l(z_l)/w$.
 
 Note:
     The paper solves for each $z_l$ by a Newton iteration inside a Newton iteration for $w$ with a finite-difference
@@ -58,7 +58,7 @@ def solve(network: Network, z: Tensor, options: Options) -> Solution:
 
 
 def _solve_points(layers: ScalarLayers, z: Tensor, options: Options) -> tuple[Tensor, FixedPoints]:
-    """Return zG = 1 + w at each point [B], and the results of the iteration."""
+    """Return zG, which is 1 + w, at each point [B], and the results of the iteration."""
     if options.scheme.uses_corrections:
         solution = lead_down(_Arrow(layers), z, options, top=layers.top)
         return 1 + 1 / solution.x[:, 0], solution
@@ -105,7 +105,7 @@ class _Arrow(ContinuedEquation):
 
 
 class _BelinschiSpeicher(ContinuedEquation):
-    r"""$\log z_l = \log z - \sum_{j \ne l} \log (z_j - 1/G_j(z_j))$ in the unknowns $\log z_l$."""
+    r"""The fixed point $\log z_l = \log z - \sum_{j \ne l} \log (z_j - 1/G_j(z_j))$ in the unknowns $\log z_l$."""
 
     def __init__(self, layers: ScalarLayers) -> None:
         self.layers = layers

@@ -1,9 +1,11 @@
 r"""Dykema's twisted S-transform: the free product of matrix-valued layers (appendices "Dykema", "OV pipeline").
 
-Over $B = M_n$ the layers' $x_l = Y_l^\top Y_l$ are free with amalgamation, and their S-transforms compose by
-$S_{xy}(W) = S_y(W)\, S_x(S_y(W)^{-1} W S_y(W))$ (eq. twisted_product). This composition gives the law of the product
-$x_L \cdots x_1$. For two layers, with $x_1 = Y_1 Y_1^\top$, it is the law of $J^\top J$. For more layers it is not in
-general, because $B$-valued laws are not cyclic. Derivations and measured deviations: docs/derivations/paper_methods.md.
+Over the $n \times n$ matrices $B = M_n$ the layers' $x_l = Y_l^\top Y_l$ are free with amalgamation (the matrix-valued
+form of independence for large random matrices), and their S-transforms, functions of a matrix W, compose by $S_{xy}(W)
+= S_y(W)\, S_x(S_y(W)^{-1} W S_y(W))$ (eq. twisted_product). This composition gives the law of the product $x_L \cdots
+x_1$. For two layers, with $x_1 = Y_1 Y_1^\top$, it is the law of $J^\top J$. For more layers it is not in general,
+because $B$-valued laws are not cyclic: the laws of $xy$ and $yx$ differ. Derivations and measured deviations:
+docs/derivations/paper_methods.md.
 
 Note:
     The paper takes $x_1 = Y_1^\top Y_1$, which is wrong for a non-normal skip already at two layers; this form is the
@@ -37,11 +39,14 @@ _CHUNK = 2**22
 
 
 class Factors(NamedTuple):
-    r"""The layers' factors $x = Y^\top Y$ with $Y = A + \sigma W$, stored as the matrices in their self-energies.
+    r"""The layers' factors $x = Y^\top Y$ with $Y = A + \sigma W$, stored as the matrices in their self-energies
+    $\Sigma_x$ and $\Sigma_y$.
 
-    M is the resolvent of x and $M_y$ the block of Y's output in the inverse of the linearisation. $\Sigma_y = \sigma^2
-    \alpha P_y$ with $\alpha = \langle Q_x, M \rangle$ and $\Sigma_x = \sigma^2 \beta P_x$ with $\beta = \langle Q_y,
-    M_y \rangle$, where $\langle Q, M \rangle = \mathrm{Tr}\, Q M$. All fields are complex.
+    The resolvent of x is M, and $M_y$ is the block of Y's output in the inverse of the linearisation (the block matrix
+    of $z$, $Y$ and $Y^\top$). $\Sigma_y = \sigma^2 \alpha P_y$ with $\alpha = \langle Q_x, M \rangle$ and $\Sigma_x =
+    \sigma^2 \beta P_x$ with $\beta = \langle Q_y, M_y \rangle$, where $\langle Q, M \rangle = \mathrm{Tr}\, Q M$. For
+    isotropic noise the P are $I$ and the Q are $I/n$; for the block, $P_x = Q_x = r r^\top$ and $P_y = Q_y = w w^\top$.
+    All fields are complex.
     """
 
     skip: Tensor  # A. [L, n, n]
@@ -53,9 +58,10 @@ class Factors(NamedTuple):
 
     @classmethod
     def of(cls, network: Network, first: str) -> Factors:
-        r"""Return a network's factors, first layer first; raise ValueError if the method is not defined for it.
+        r"""Return a network's factors, first layer first; raise ValueError if the method is not defined for them.
 
-        `first` is "outer" for the first factor $Y_1 Y_1^\top$, "gram" for $Y_1^\top Y_1$.
+        The first factor is $Y_1 Y_1^\top$ if `first` is "outer" (x and y are then exchanged in its matrices), and
+        $Y_1^\top Y_1$ if `first` is "gram".
         """
         require_paper_noise(network, "twisted", isotropic=False)
         if network.covariance is not None:
@@ -101,7 +107,10 @@ class Factors(NamedTuple):
         return self.variance * beta[..., None, None] * self.target_x + self.skip.mT @ u @ self.skip, u
 
     def orders(self, m: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        r"""Return $\alpha$ and $\beta$ of a resolvent $M$, with $M_y = U^{-1} + U^{-1} A M A^\top U^{-1}$. [..., L]"""
+        r"""Return $\alpha$ and $\beta$ from the resolvent M = `m` and $U^{-1}$ = `u`. [..., L] each
+
+        The block of Y's output is $M_y = U^{-1} + U^{-1} A M A^\top U^{-1}$.
+        """
         reach = u @ self.skip
         return _pair(self.source_x, m), _pair(self.source_y, u + reach @ m @ self.skip.mT @ u)
 
@@ -208,7 +217,7 @@ class _Product(ContinuedEquation):
         return finite & (product.imag < 0) & ((product / z).imag < 0)
 
     def product(self, x: Tensor, z: Tensor) -> Tensor:
-        """Return zG = 1 + tr W from the unknowns x, by the trace of an off-diagonal block of K⁻¹. [b]"""
+        """Return zG, which is 1 + tr W, from the unknowns x, by the normalised trace of one block of -K⁻¹. [b]"""
         blocks, _ = self._inverse(x, z)
         return self._link(z) * mean_diagonal(blocks[:, 1 % self.depth, 0])
 
@@ -240,7 +249,10 @@ def _relative_size(residual: Tensor, x: Tensor, jacobian: Tensor) -> Tensor:
 
 
 def _regularised_step(jacobian: Tensor, residual: Tensor) -> Tensor:
-    """Return the Newton step of x = g(x) from the Jacobian of g, with Tikhonov regularisation of singular matrices."""
+    """Return the Newton step of x = g(x), with Tikhonov regularisation of singular matrices. [b, d]
+
+    `jacobian` [b, d, d] is the Jacobian of g, and `residual` [b, d] is g(x) - x.
+    """
     eye = torch.eye(residual.shape[-1], dtype=residual.dtype, device=residual.device)
     matrix = torch.where(torch.isfinite(jacobian).all(-1).all(-1)[:, None, None], jacobian - eye, eye)
     values = torch.linalg.svdvals(matrix)

@@ -80,7 +80,7 @@ def _find_omega(layers: ScalarLayers, z: Tensor, options: Options) -> tuple[_Map
 
 
 class _Mapping(ContinuedEquation):
-    """Eq. z1_mapping in logarithms, with log ω as the unknown (alg. z1_mapping does so from five layers on)."""
+    """Eq. z1_mapping in logarithms, with log ω as the unknown (alg. z1_mapping uses logarithms from five layers on)."""
 
     def __init__(self, layers: ScalarLayers) -> None:
         self.spectrum, self.variance = layers.spectrum[0], layers.variance[0]

@@ -1,7 +1,8 @@
 r"""Activations and their Gaussian moments, from which signal propagation and the layers' noise are computed.
 
-For $Z \sim \mathcal N(0, 1)$ and a variance $v$ the theory needs three numbers (eqs. psi, kappa, phi_moment):
-$\psi = E[\phi'(\sqrt v Z)^2]$, $\kappa = E[\phi(\sqrt v Z)^2]$ and $\varphi = E[\phi(\sqrt v Z)]$.
+For an activation $\phi$, $Z \sim \mathcal N(0, 1)$ and a variance $v$ the theory needs three numbers (the paper's eqs.
+psi, kappa and phi_moment): $\psi = E[\phi'(\sqrt v Z)^2]$, $\kappa = E[\phi(\sqrt v Z)^2]$ and $\varphi = E[\phi(\sqrt
+v Z)]$.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Activation:
     r"""An activation and its Gaussian moments.
 
     A moment is computed from its closed form if there is one, and otherwise by Gauss–Legendre quadrature on panels,
-    which end at the kinks.
+    intervals that end at the kinks.
 
     Note:
         The paper uses Gauss–Hermite quadrature with 100 nodes (appendix "Activation Functions"). It is poor across a
@@ -165,7 +166,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def get_activation(activation: str | Activation) -> Activation:
-    """Return the activation that a name in `ACTIVATIONS` or MODULE:NAME stands for; return an `Activation` unchanged.
+    """Return an activation by its name in `ACTIVATIONS` or by MODULE:NAME; return an `Activation` unchanged.
 
     >>> get_activation("gelu").name
     'gelu'
@@ -186,7 +187,7 @@ def get_activation(activation: str | Activation) -> Activation:
 
 
 def _check_derivative(activation: Activation) -> None:
-    """Raise an error where an activation's derivative differs from the difference quotient of its function."""
+    """Raise an error if an activation's derivative differs from the difference quotient of its function."""
     step = 1e-5
     x = torch.linspace(-3.0, 3.0, 120, dtype=torch.float64)  # an even number, so that no point is zero
     away = [(x - kink).abs() > 2 * step for kink in activation.kinks]

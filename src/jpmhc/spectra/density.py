@@ -119,7 +119,10 @@ class Density:
         return s, 2 * s * self.values
 
     def moments(self, count: int) -> Tensor:
-        r"""Return $\int x^k \rho\,dx$ over the grid for k = 1, …, count; `spectra.moments` has no smoothing. [count]"""
+        r"""Return $\int x^k \rho\,dx$ over the grid for k = 1, …, count. [count]
+
+        `spectra.moments` computes the moments without smoothing.
+        """
         orders = range(1, checks.whole_number(count, "the number of moments") + 1)
         return torch.stack([_integral(self.x, self.x**k * self.values) for k in orders])
 
@@ -185,15 +188,15 @@ def density(
     By default the grid is chosen so that it covers the whole spectrum, over any number of orders of magnitude, and
     $\eta$ is proportional to x: a fixed $\eta$ would smear the singular values that have collapsed towards zero.
 
-    For a network that maps everything to zero, `below` is one: all mass is an atom at zero.
+    For a network that maps everything to zero, the result's `below` is one: all mass is an atom at zero.
 
     Args:
         x: Squared singular values, positive and ascending; by default a grid that covers the spectrum.
         eta: A fixed smoothing, the paper's $\eta$; proportional to x by default.
         refine: None for no refinement. "richardson" extrapolates to $\eta = 0$ from `levels` smoothings.
-            "richardson-paper" does the same with the paper's tableau, which assumes an error of order $\eta^2$ although
-            the error is of order $\eta$. "aaa" fits a rational function to G at few points and evaluates the function
-            on the grid.
+            "richardson-paper" does the same with the paper's extrapolation tableau, which assumes an error of order
+            $\eta^2$ although the error is of order $\eta$. "aaa" fits a rational function to G at few points and
+            evaluates the function on the grid.
         transform: The function that computes the Cauchy transform, such as `paper.transform("z1")`.
         relative_eta: $\eta / x$ where `eta` is not given.
         levels: The number of smoothings of Richardson extrapolation; each is twice the one before.
@@ -249,7 +252,10 @@ def density(
 
 
 def _hide_no_band(lost: Tensor) -> bool:
-    """Return whether no band is hidden: the first point is not lost, and no three points in a row are lost."""
+    """Return whether the unconverged points `lost` [P] can hide no band (an interval of positive density).
+
+    No band is hidden if the first point is not lost, and no three points in a row are lost.
+    """
     return not bool(lost[0]) and not bool((lost[2:] & lost[1:-1] & lost[:-2]).any())
 
 
@@ -266,7 +272,10 @@ def _check_grid(x: Tensor) -> Tensor:
 def _solve_grid(
     network: Network, z: Tensor, *, transform: Transform, tolerance: float, maximum: int | None, near: Solution | None
 ) -> tuple[Tensor, Tensor, float]:
-    """Return G [P], a mask of the unconverged points (there G is interpolated), and the others' largest residual."""
+    """Return G [P], a mask of the unconverged points [P], and the largest residual of the other points.
+
+    At the unconverged points G is interpolated. The points z [P] start from the earlier solution `near`.
+    """
     with warnings.catch_warnings():
         # The user is told why a method is not exact only once, when the mass below the grid is computed.
         warnings.simplefilter("ignore", UserWarning)
@@ -293,8 +302,8 @@ def _invert_fixed(z: Tensor, green: Tensor) -> Tensor:
 def _invert_relative(z: Tensor, green: Tensor) -> Tensor:
     """Return the density from G at an eta proportional to x.
 
-    For small eta the result equals the result of `_invert_fixed`. Here the smoothed function is x rho, which falls off
-    on both sides of the spectrum; -Im G would leave a tail of constant mass per order of magnitude.
+    For small eta the result equals the result of `_invert_fixed`. This formula smooths x rho, which falls off on both
+    sides of the spectrum; smoothing rho, as -Im G does, would leave a tail of constant mass per order of magnitude.
     """
     return -(z * green).imag / (torch.pi * z.real)
 
@@ -307,7 +316,15 @@ def _evaluate_curve(
     refine: str | None,
     levels: int,
 ) -> tuple[Tensor, Tensor, float]:
-    """Return the (refined) density on a grid, a mask of the unconverged points, and the others' largest residual."""
+    """Return the (refined) density on a grid [P], a mask of the unconverged points, and the others' largest residual.
+
+    Args:
+        solve: A function from points z to G, a mask of the unconverged points, and the largest residual.
+        invert: A function from points z and G to the density.
+        smoothing: The imaginary part of z at each point of the grid. [P]
+        refine: As in `density`.
+        levels: As in `density`.
+    """
     z = torch.complex(grid, smoothing)
     if refine is None:
         green, lost, residual = solve(z)
@@ -341,7 +358,7 @@ def _warn_of_missed_moments(curve: Density) -> None:
 
 
 def _warn_of_coarse_grid(curve: Density) -> None:
-    """Warn if half of the grid's points give another mass, or if the whole mass is far above one."""
+    """Warn if every second point of the grid gives a different mass, or if the whole mass is far above one."""
     few = torch.cat([torch.arange(0, len(curve.x) - 1, 2), torch.tensor([len(curve.x) - 1])])
     half = float(_integral(curve.x[few], curve.values[few])) + curve.below
     whole = curve.mass + curve.below
@@ -362,16 +379,17 @@ def _mass_below(
     maximum: int | None,
     complete: bool,
 ) -> tuple[float, Solution]:
-    r"""Return the spectrum's mass below a grid, and the solution of the equation that gives this mass.
+    r"""Return the spectrum's mass below a grid, and the solution of the equation at the point iy that gives this mass.
 
-    $\mathrm{Re}\, z G$ at $z = iy$ is the mass with the weight $y^2 / (x^2 + y^2)$, about the mass below y. If the
-    grid's first point lies inside the spectrum, y is this point: the weight then takes away about as much below y as it
-    adds above. Otherwise y lies far below the first point. The first point is inside the spectrum if halving the
-    smoothing does not halve the density there.
+    $\mathrm{Re}\, z G$ at $z = iy$ is the integral of the weight $y^2 / (x^2 + y^2)$ over the spectrum, which is about
+    the mass below y. If the grid's first point lies inside the spectrum, y is this point: the weight then omits about
+    as much mass below y as it adds above y. Otherwise y lies far below the first point. The first point lies inside the
+    spectrum if halving the smoothing divides the density there by less than $\sqrt 2$.
 
-    A `complete` grid misses no mass above its first point. For such a grid, if no point below it converges, or if its
-    first point lies in a band, the result is one minus the mass of the curve. The mass from G must agree: after
-    subtracting the curve's share it must be between a half and all of this result.
+    A `complete` grid misses no mass above its first point. For such a grid, if iy did not converge, or if the first
+    point lies inside the spectrum, the result is one minus the curve's mass. If iy converged, the two estimates must
+    agree: after subtraction of the curve's contribution, $\mathrm{Re}\, z G$ must lie between a half and all of this
+    result. If it does not, the result is $\mathrm{Re}\, z G$.
     """
 
     def moment_at(z: Tensor) -> tuple[Tensor, Solution]:

@@ -20,10 +20,11 @@ class Distances:
 
     Attributes:
         wasserstein: W1, the mean distance by which mass must move to turn the density into the samples.
-        kolmogorov: The largest difference of the distribution functions.
+        kolmogorov: The largest absolute difference between the distribution functions of the density and of the
+            samples.
         l1: The integral of the absolute difference between the density and the samples' histogram.
         l2: The root of the integral of the squared difference between density and histogram.
-        linf: The largest difference between density and histogram.
+        linf: The largest absolute difference between density and histogram.
 
     >>> Distances(0.01, 0.02, 0.1, 0.1, 0.3).wasserstein
     0.01
@@ -89,7 +90,10 @@ def wasserstein(density: Density, samples: Tensor | np.ndarray) -> float:
 
 
 def kolmogorov(density: Density, samples: Tensor | np.ndarray) -> float:
-    """Compute the largest difference of the distribution functions at samples that are not below the density's grid."""
+    """Compute the largest difference between the distribution functions of a density and of samples.
+
+    Samples below the density's grid are left out.
+    """
     s = singular_values(samples)
     grid, cumulative = density.x.sqrt().numpy(), density.cumulative().numpy()
     resolved = s >= grid[0]
@@ -109,5 +113,8 @@ def singular_values(samples: Tensor | np.ndarray) -> np.ndarray:
 
 
 def _cumulative_at(s: np.ndarray, grid: np.ndarray, cumulative: np.ndarray) -> np.ndarray:
-    """Interpolate the distribution function at s; mass below the grid is taken to lie at zero."""
+    """Interpolate a distribution function, known on a grid of singular values, at singular values s.
+
+    Mass below the grid is taken to lie at zero.
+    """
     return np.interp(s, grid, cumulative, left=cumulative[0], right=1.0)

@@ -40,7 +40,7 @@ def moments(network: Network, count: int, top: float, transform: Transform = cau
     $\rho$ is the density of squared singular values x, and G is its Cauchy transform.
 
     Args:
-        top: A number above the spectrum, such as the end of a density's grid.
+        top: A number above all squared singular values, such as the end of a density's grid.
 
     >>> moments(Network.repeated(torch.eye(2), 0.1, 1), 1, top=3.0).round(decimals=4).tolist()
     [1.1]
@@ -75,12 +75,12 @@ def edges(network: Network, density: Density, transform: Transform = cauchy) -> 
 
     A band is an interval on which the density is above zero; the grid of `density` gives the first, rough edges.
     Halving the smoothing $\eta$ halves $\mathrm{Im}\,G$ outside the spectrum, leaves it unchanged inside, and divides
-    $\mathrm{Im}\,G$ by $\sqrt 2$ at an edge, where the density is a square root. Each edge lies between the peak of its
-    band and the grid's first point outside the band. This interval is divided a few times. Then the squared density,
-    which is analytic near the edge, is extrapolated to its zero from points inside the band, where the equation is
-    easier to solve than at the edge. The first band begins at zero if its lower edge is less than 1e-12 of the grid's
-    end. The upper edge of the last band may lie beyond the grid. A gap between two neighbouring points of the grid is
-    not detected. The edges of a gap in which the density is low but not zero are those that the grid shows.
+    $\mathrm{Im}\,G$ by $\sqrt 2$ at an edge, where the density vanishes like a square root. Each edge lies between the
+    peak of its band and the grid's first point outside the band. This interval is divided until it is short. Then the
+    squared density, which is analytic near the edge, is extrapolated to its zero from points inside the band, where the
+    equation is easier to solve than at the edge. The first band begins at zero if its lower edge is less than 1e-12 of
+    the grid's end. The upper edge of the last band may lie beyond the grid. A gap between two neighbouring points of
+    the grid is not detected. If the density in a gap is low but not zero, the gap's edges are taken from the grid.
 
     >>> from jpmhc.spectra import density as compute_density
     >>> network = Network.repeated(torch.eye(2), 0.1, 1)
@@ -135,7 +135,14 @@ def edges(network: Network, density: Density, transform: Transform = cauchy) -> 
 def _locate(
     outer: Tensor, inner: Tensor, within: Callable[[Tensor], Tensor], fine: Callable[[Tensor], Solution]
 ) -> Tensor:
-    """Return x at the edge between each point `outer` outside the spectrum and `inner` inside, both log x. [edges]"""
+    """Return x at the edge between each pair of points `outer` (outside the spectrum) and `inner` (inside). [edges]
+
+    Args:
+        outer: log x outside the spectrum. [edges]
+        inner: log x inside the spectrum. [edges]
+        within: A function from points x to a mask of the points inside the spectrum.
+        fine: A function from points x to the solution with a small smoothing.
+    """
     quarters = torch.arange(5, dtype=outer.dtype, device=outer.device).unsqueeze(-1) / 4
 
     def divide(outer: Tensor, inner: Tensor) -> tuple[Tensor, Tensor]:

@@ -61,7 +61,7 @@ class Equation:
     def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
         """Return the numbers by which residuals are divided before they are compared with the tolerance.
 
-        [b, d], or [1, 1] for one number
+        The shape is [b, d], or [1, 1] for one number that divides all residuals.
         """
         return torch.ones(1, 1, dtype=torch.float64, device=x.device)
 
@@ -70,7 +70,10 @@ class Equation:
         return None
 
     def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
-        """Return the point at `share` of the way from x to `image`, g(x; z); admissible if x and image are. [b, d]"""
+        """Return the point a fraction `share` of the way from x to `image`, which is g(x; z). [b, d]
+
+        The point is admissible if x and `image` are.
+        """
         return x + share * (image - x)
 
     def clamp(self, x: Tensor) -> Tensor:
@@ -78,7 +81,7 @@ class Equation:
         return x
 
     def safe_image(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor | None:
-        """Return the point to which a row moves if no Newton correction improves it; None if there is none. [b, d]"""
+        """Return the points to which rows move if no Newton correction improves them; None if there are none. [b, d]"""
         return None
 
 
@@ -295,7 +298,7 @@ def lead_down(equation: ContinuedEquation, z: Tensor, options: Options, *, top: 
     Args:
         z: Points of the upper half-plane. [B]
         options: The scheme and the tolerance; `maximum` is the most iterations of the last stage.
-        top: A height at which `equation.start` is a good start; one for all points, or one per point [B].
+        top: An imaginary part of z at which `equation.start` is a good start; one for all points, or one per point [B].
     """
     top = torch.as_tensor(top, dtype=torch.float64, device=z.device).expand(len(z))
     result = FixedPoints.unsolved(equation.start(z, torch.arange(len(z), device=z.device)))
@@ -319,7 +322,7 @@ def lead_along(equation: Equation, known: Tensor, x: Tensor, z: Tensor, index: T
 
     The steps lie on straight lines in log z, because the unknowns are analytic in log z. The start of each step is
     extrapolated with the slope of the step before. A step that fails halves the length of the next step; a step that
-    converges doubles it.
+    converges doubles the length. `index` [B] has the rows' numbers in the equation's batch.
     """
     result = FixedPoints.unsolved(x)
     x, slope = x.clone(), torch.zeros_like(x)

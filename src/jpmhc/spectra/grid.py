@@ -132,8 +132,9 @@ class _Curve:
     def evaluate(self, t: Tensor, relative_eta: float) -> tuple[Tensor, Tensor]:
         """Return the weight that places grid points, and a mask of the points that converged. [P] each
 
-        The weight is the smoothed density of t plus a share of the density of the first moment. It is interpolated at
-        points that did not converge.
+        The weight is the smoothed density of t plus a fraction of the density of the first moment (x times the density
+        of t, divided by the mean). It is interpolated at points that did not converge. The smoothing is `relative_eta`
+        times x, or the fixed smoothing if that is larger.
         """
         x = t.exp()
         z = torch.complex(x, torch.maximum(x * relative_eta, torch.full_like(x, self.eta or 0.0)))
@@ -152,7 +153,7 @@ def _decades_with_mass(curve: _Curve) -> Tensor:
     r"""Return evenly spaced t = log x in all decades that hold mass and in the decades beside them.
 
     $\mathrm{Re}\,zG$ at $z = iy$ is about the mass below y, and the equation is easy to solve there. The search goes
-    down from the mean until no mass is left below.
+    down from a point above which there is at most negligible mass, until no mass is left below.
     """
     top = min(math.log(1.5) + max(math.log(upper_bound(curve.network)), curve.mean), curve.mean - math.log(_LOST_ABOVE))
     tens, mass = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.float64)

@@ -36,9 +36,9 @@ class Network:
     - isotropic (neither `read` and `write` nor `covariance`): every entry of the $np \times np$ matrix $W_l$ is
       independent with variance $1/(np)$ (eq. jacobian-kronecker);
     - the hyper-connection block (`read` and `write`): $W_l = h_\text{write} h_\text{read}^\top \otimes X$;
-    - general (`covariance`): $W_l = \sum_k B_{lk} \otimes X_k$ with independent $X_k$. Its self-energies are the
-      completely positive maps $\sigma_l^2 \sum_k B_{lk} M B_{lk}^\top$ and $\sigma_l^2 \sum_k B_{lk}^\top M B_{lk}$ of
-      $M$; every completely positive covariance is of this form with at most $n^2$ terms.
+    - general (`covariance`): $W_l = \sum_k B_{lk} \otimes X_k$ with independent $X_k$. The theory uses only its
+      self-energies, the completely positive maps $\sigma_l^2 \sum_k B_{lk} M B_{lk}^\top$ and $\sigma_l^2 \sum_k
+      B_{lk}^\top M B_{lk}$ of $M$; every completely positive covariance is of this form with at most $n^2$ terms.
 
     Attributes:
         skips: The mixing matrices $A_l$, first layer first. [L, n, n]
@@ -49,8 +49,9 @@ class Network:
         covariance: The matrices $B_{lk}$ of the general noise. [L, K, n, n]
         sublayers: Laws of the sublayers' Jacobians, which replace the Gaussian $X$ of the block: one law for all layers
             or one per layer (`sublayers.py`).
-        slopes: Squares, with mean one, of the slopes that multiply the noise's rows, drawn for K paths through all
-            layers: one per layer and stream, or one per layer for the block. [K, L, n] or [K, L, 1]
+        slopes: The squared slopes of the activation, scaled to mean one, whose roots multiply the noise's rows; drawn
+            for K paths through all layers: one per layer and stream, or one per layer for the block. [K, L, n] or [K,
+            L, 1]
         tied: Correlations of the layers' noises [L, L], or labels [L]: layers with the same label share their weights.
         ends: "streams" for the Jacobian J of all streams; "model" for the model's own map, T = reduce ∘ J ∘ expand,
             where expand copies the input to all streams and reduce is the mean over streams.
@@ -147,8 +148,8 @@ class Network:
         """Return a network with random skips of a mixer, one skip per layer or one `shared` by all layers.
 
         Args:
-            mixer: The name of a mixer or of its random matrices, one of `SKIPS`, or a class derived from `Mixer`, also
-                as MODULE:CLASS. The mixer's `sample` draws the skips.
+            mixer: A name in `SKIPS` (a mixer, or its random matrices), or a class derived from `Mixer`, also written as
+                MODULE:CLASS. The mixer's `sample` draws the skips.
             rank: The dimension of the subspace for "grassmann"; half the number of streams by default.
         """
         depth, streams = checks.whole_number(depth, "depth"), checks.whole_number(streams, "streams")
@@ -204,7 +205,7 @@ class Network:
         The other arguments are passed to `propagate`.
 
         Args:
-            paths: The number of draws of all layers' slopes over which the law is averaged; time grows with this
+            paths: The number of draws of all layers' slopes over which the spectrum is averaged; time grows with this
                 number. The default is smaller for deeper networks, in which slopes matter less. With `paths=1` the mean
                 squared slope replaces the slopes, which is right only if each layer's noise is small.
         """
@@ -303,7 +304,10 @@ class Network:
 
     @property
     def gaussian_streams(self) -> bool:
-        """Whether the noise is Gaussian, independent between layers and without slopes, and `ends` is "streams"."""
+        """Whether the network has no `sublayers`, `slopes` or `tied` weights, and `ends` is "streams".
+
+        The noise is then Gaussian and independent between layers.
+        """
         beyond = (self.sublayers, self.slopes, self.tied)
         return self.ends == "streams" and all(field is None for field in beyond)
 
@@ -378,7 +382,7 @@ class Network:
     def noise_factors(self) -> Tensor:
         r"""Return the noise's matrices $\sigma_l B_{lk}$, for $\sigma_l W_l = \sum_k \sigma_l B_{lk} \otimes X_k$.
 
-        [L, K, n, n]
+        The shape is [L, K, n, n].
 
         For isotropic noise the $B_{lk}$ are all $n^2$ matrices $e_i e_j^\top / \sqrt n$.
         """

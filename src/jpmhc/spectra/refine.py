@@ -30,7 +30,9 @@ def richardson(values: Tensor, base: int = 2) -> Tensor:
 
 
 def aaa(transform: Callable[[Tensor], tuple[Tensor, Tensor, float]], z: Tensor) -> tuple[Tensor, float]:
-    """Return the Cauchy transform G on a grid from a rational fit to G at nodes, and the largest residual at the nodes.
+    """Fit a rational function to the Cauchy transform G at nodes; return the fit on a grid [P] and a residual.
+
+    The residual is the largest one at the nodes.
 
     The nodes are Chebyshev nodes in log x, with the real part x of z. The fit is checked at points of the grid that are
     not nodes. The fit may fail for narrow bands, and for singular values over many orders of magnitude, which need more

@@ -66,9 +66,9 @@ class Anderson(Iteration["_Mixing"]):
 
     Attributes:
         history: The number of stored differences of iterates, 5 as in the paper.
-        long_history: The largest number of stored differences after `grows_after` iterations. Near a hard edge at zero,
-            or with much noise in many layers, the equation is nearly neutral in more directions than a short history
-            spans.
+        long_history: The largest number of stored differences after `grows_after` iterations. Near zero, if the density
+            is unbounded there, or with much noise in many layers, g(x) - x hardly changes along more directions than a
+            short history spans.
         grows_after: The number of iterations after which the history grows.
         step_length: The $\beta$ of the step to $(1-\beta) x + \beta g(x)$; one for an undamped step.
         patience: A row ends when its smallest residual has not fallen by a tenth in this many iterations.
@@ -122,7 +122,7 @@ class _Mixing(State):
     Attributes:
         best: The smallest residual so far; a fall by less than a tenth does not count. [b]
         since: The number of iterations since `best` last changed. [b]
-        rounding: The last computed number to add to the scale for rounding. [b, d]
+        rounding: The last result of `Equation.rounding`, which is added to the scale; None if there is none. [b, d]
         image: g(x). [b, d]
         difference: g(x) - x. [b, d]
         weight: One over the scale of differences. [b, d] or [1, 1]
@@ -143,7 +143,7 @@ class _Mixing(State):
         return part
 
     def evaluate(self, equation: Equation, z: Tensor, index: Tensor, tolerance: float) -> None:
-        """Compute the image of x, the residual, its weights and the progress, in place."""
+        """Compute all fields that depend on x, in place: its image, residual and weights, and the progress."""
         self.count += 1
         self.image = equation.image(self.x, z, index)
         self.difference = self.image - self.x
@@ -165,9 +165,10 @@ class _Mixing(State):
 
 
 class _History:
-    """The last differences of weighted residuals r = g(x) - x and of images g, and the Gram matrix of the former.
+    """The last differences of residuals and of images between iterates, for Anderson mixing.
 
-    Each difference of r or of g is divided by the length of the difference of r.
+    The residuals r = g(x) - x are weighted. Each difference of r or of the images g is divided by the length of the
+    difference of r. The Gram matrix of the differences of r is stored too.
 
     Args:
         like: An iterate of all rows. [b, d]
@@ -188,7 +189,10 @@ class _History:
         return self
 
     def remember(self, r: Tensor, g: Tensor, weight: Tensor, length: int) -> None:
-        """Store the changes of r and g [b, d] since the last call; replace the oldest if `length` are stored."""
+        """Store the changes of r and g [b, d] since the last call; replace the oldest if `length` are stored.
+
+        `weight` [b, d] or [1, 1] multiplies the change of r.
+        """
         last, self.last = self.last, (r, g)
         if last is None:
             return
@@ -206,7 +210,10 @@ class _History:
         self.gram[:, self.newest, : self.used] = row.conj()
 
     def mix(self, r: Tensor, g: Tensor) -> Tensor:
-        r"""Return $g - \Delta G\,\gamma$, $\gamma = \arg\min \|r - \Delta R\,\gamma\|$, for the stored ΔG and ΔR."""
+        r"""Return the extrapolated iterate $g - \Delta G\,\gamma$, $\gamma = \arg\min \|r - \Delta R\,\gamma\|$. [b, d]
+
+        ΔR and ΔG are the stored differences, and r is the weighted residual.
+        """
         past_r, past_g = self.r[:, : self.used], self.g[:, : self.used]
         eye = torch.eye(self.used, dtype=r.dtype, device=r.device)
         gram = self.gram[:, : self.used, : self.used] + _RIDGE * eye
@@ -216,7 +223,7 @@ class _History:
 
 @dataclass
 class _Corrections(State):
-    """The state of Newton's method: x, the residual, the next correction, and a mask of the rows moved last."""
+    """The state of Newton's method: x, the residual, the next correction, and a mask of the rows that just moved."""
 
     correction: Tensor
     moved: Tensor
@@ -226,13 +233,13 @@ class _Corrections(State):
 class Newton(Iteration[_Corrections]):
     """Newton's method with Armijo backtracking.
 
-    If no step length improves a row, the row moves to `Equation.safe_image`; if that is None, it ends unconverged.
+    If no step length improves a row, the row moves to `Equation.safe_image`; if that is None, the row ends unconverged.
 
     Attributes:
-        lengths: The step lengths, tried in turn (appendix "Newton iteration"); a row takes the first that decreases its
-            residual at an admissible point.
-        stubborn: Whether a row that no length improves takes the shortest step nevertheless. If the equation is nearly
-            neutral in one direction, the residual must first grow on the way to the solution.
+        lengths: The step lengths, tried in turn (appendix "Newton iteration"); a row takes the first length that leads
+            to an admissible point with a smaller residual.
+        stubborn: Whether a row that no length improves takes the shortest step nevertheless. This helps if g(x) - x
+            hardly changes along one direction: the residual must then first grow on the way to the solution.
 
     >>> Newton(lengths=(1.0, 0.1)).lengths
     (1.0, 0.1)

@@ -32,7 +32,7 @@ def simulate(
 ) -> Tensor:
     r"""Sample networks of finite width and return J's squared singular values, ascending in each sample.
 
-    Singular values below about $10^{-16}$ of a sample's largest one (1e-7 in float32) are rounding.
+    Singular values below about $10^{-16}$ of a sample's largest one (1e-7 in float32) are rounding errors.
 
     Args:
         width: Features per stream, p.
@@ -113,6 +113,8 @@ def _in_batches(
 ) -> Tensor:
     """Return the squared singular values of matrices from `sample`, drawn in batches that fit into memory.
 
+    `sample` returns a batch of Jacobians for a network, a width, one generator per sample, and the network's skips.
+
     When memory runs out, the batch is halved and repeated.
     """
     require_network(network)
@@ -182,7 +184,11 @@ def _linear_jacobian(network: Network, width: int, generators: list[torch.Genera
 def _weight_source(
     network: Network, width: int, generators: list[torch.Generator], skips: Tensor
 ) -> Callable[[int], Tensor]:
-    """Return a function that draws a layer's random matrices [b, N, N], [b, width, width] or [b, K, width, width]."""
+    """Return a function that draws the Gaussian matrices of a layer, given the layer's number from 0.
+
+    The matrices are [b, N, N] with N = n * width for isotropic noise, [b, width, width] for the block, and
+    [b, K, width, width] for general noise.
+    """
     fan = width * (network.streams if network.isotropic else 1)
 
     def normal(*shape: int) -> Tensor:
@@ -253,7 +259,10 @@ def _nonlinear_jacobian(
 
 
 def _through_block(network: Network, layer: int, streams: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-    """Read c columns of the streams into one, apply the sublayer, and return its output in all streams. [b, n, p, c]"""
+    """Read one stream from all streams, apply the sublayer, and write its output to all streams. [b, n, p, c]
+
+    `streams` [b, n, p, c] has c columns: tangent vectors and the signal.
+    """
     assert network.read is not None
     assert network.write is not None
     inner = torch.einsum("j,bjpc->bpc", network.read[layer].to(streams.dtype), streams)

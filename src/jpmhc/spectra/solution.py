@@ -188,7 +188,7 @@ def method(
 
 
 def to_options(defaults: Options, tolerance: float | None, maximum: int | None, scheme: str | Scheme | None) -> Options:
-    """Check the arguments, and return `defaults` with the value of every other argument that is not None."""
+    """Check the arguments, and return `defaults` with every other argument that is not None in place of its default."""
     if isinstance(scheme, str):
         checks.choice(scheme, SCHEMES, "scheme")
         scheme = SCHEMES[scheme]

@@ -1,8 +1,10 @@
 r"""Laws of sublayer Jacobians, for sublayers that are not one Gaussian matrix.
 
-A sublayer's Jacobian $F'$ [p, p] is assumed to be bi-invariant: its singular vectors have no preferred directions. The
-chain then depends only on the determining series $C(t)$ of the Jacobian (docs/derivations/real_networks.md). All laws
-here have mean square one; `Network.variance` is their scale, $C_l(t) = C(\sigma_l^2 t)$.
+A law is a probability distribution of random matrices. A sublayer's Jacobian $F'$ [p, p] is assumed to be bi-invariant:
+its singular vectors have no preferred directions. The chain of layers then depends only on the Jacobian's determining
+series $C(t)$. With the Cauchy transform G of $F'^\top F'$ the series solves $C(z G(z)^2) = z G(z) - 1$
+(docs/derivations/real_networks.md). All laws here have mean square one (the mean squared singular value);
+`Network.variance` is their scale, $C_l(t) = C(\sigma_l^2 t)$.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _MOST_DECADES = 10
 
 @dataclass(frozen=True, eq=False)
 class Sublayer(ABC):
-    """The law of a sublayer's Jacobian, stored as a discrete law of squares with mean one.
+    """The law of a sublayer's Jacobian, stored as a discrete distribution of squares with mean one.
 
     Attributes:
         variance: The mean squared singular value of the Jacobian, which is the default variance of a `Network`.
@@ -94,7 +96,7 @@ class HiddenLayer(Sublayer):
 class Rotated(Sublayer):
     r"""The law of fixed singular values between random rotations, $F' = U\,\mathrm{diag}(s)\,V$.
 
-    `squares` are the $s^2$. The determining series C solves $C(z G(z)^2) = z G(z) - 1$ with $G(z) = E\,1/(z - s^2)$.
+    `squares` are the $s^2$. The determining series follows from $G(z) = E\,1/(z - s^2)$.
 
     Attributes:
         sorted_squares: All $s^2$, ascending, with mean one. Samples use them; the theory uses the nodes `squares`. [N]
@@ -212,11 +214,11 @@ def decade_nodes(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tail_nodes(values: Tensor, weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return at most `count` quadrature nodes and weights for a heavy-tailed law of mean one, keeping mass and mean.
+    """Return at most `count` quadrature nodes and weights for a heavy-tailed law of numbers q with mean one.
 
-    For a law of q, the quadrature is a Gauss quadrature in y = q / (1 + q) with weights multiplied by 1 + q. The theory
-    integrates rational functions of q, which are smooth in y up to y = 1. A quadrature in q itself would put its nodes
-    into the tail.
+    Mass and mean are kept. The quadrature is a Gauss quadrature in y = q / (1 + q) with weights multiplied by 1 + q.
+    The theory integrates rational functions of q, which are smooth in y up to y = 1. A quadrature in q itself would put
+    its nodes into the tail.
     """
     nodes, shares = gauss_nodes(values / (1 + values), weights * (1 + values), count)
     shares = shares * (1 - nodes)

@@ -35,8 +35,8 @@ class Summary:
         mean_square: J's mean squared singular value; NaN for tied weights.
         model_mean_square: The mean squared singular value of the model's own map T; NaN for tied weights.
         direct_path: $q = 1^\top A_L \cdots A_1 1 / n$, the factor by which T multiplies without its sublayers.
-        gradient_gains: The mean square of the derivative of T's output by each sublayer's output, for weights that no
-            two layers share. [L]
+        gradient_gains: The mean square of the derivative of T's output with respect to each sublayer's output, for
+            weights that no two layers share. [L]
         collapsed: The share of J's singular values below the threshold of `summary`.
         collapsed_differences: The part of `collapsed` that comes from differences between streams.
         collapsed_mean: The part of `collapsed` that comes from the mean stream: the share of T's singular values below
@@ -102,7 +102,7 @@ def gap_radii(network: Network) -> Tensor:
     J has a gap at zero exactly if all radii are below 1. A radius is $\sigma_l \sqrt{\mathrm{tr}(A_l A_l^\top)^{-1}}$
     for isotropic noise and $\sigma_l |r_l^\top A_l^{-1} w_l|$ for the block. For general noise it is the root of the
     spectral radius of $M \mapsto \sum_k A_l^{-1} B_{lk} M B_{lk}^\top A_l^{-\top}$, $\sigma_l$ included in $B_{lk}$.
-    It is infinite for a singular skip.
+    The radius of a layer with a singular skip is infinite.
 
     >>> gap_radii(Network.repeated(torch.eye(2), 0.25, 2)).tolist()
     [0.5, 0.5]
@@ -124,10 +124,11 @@ def geometric_mean(network: Network) -> float:
     r"""Return the geometric mean of J's singular values: $\prod_l |\det A_l|^{1/n}$ if J has a gap at zero.
 
     A layer with a radius (`gap_radii`) of at least one contributes a factor above $|\det A_l|^{1/n}$. For isotropic
-    noise and the squared singular values $s_i$ of $A_l$ the factor is $\Delta$ with $\log\Delta^2 = \mathrm{mean}
-    \log(s_i + v) - v/\sigma^2$ and $\sigma^2\,\mathrm{mean}\,1/(s_i + v) = 1$. For the block, by the determinant lemma,
-    $|\det A_l|$ is multiplied by the determinant of $1 + \tau X$ with $\tau = \sigma |r^\top A^{-1} w|$. NaN if such a
-    layer's noise is general, tied or not Gaussian.
+    noise the factor is $\Delta$ with $\log\Delta^2 = \mathrm{mean} \log(s_i + v) - v/\sigma^2$. Here $s_i$ are the
+    squared singular values of $A_l$, and v solves $\sigma^2\,\mathrm{mean}\,1/(s_i + v) = 1$. For the block, by the
+    determinant lemma, $|\det A_l|^{1/n}$ is multiplied by $|\det(1 + \tau X)|^{1/(np)}$ with the noise's $p \times p$
+    matrix X (`Network`) and $\tau = \sigma |r^\top A^{-1} w|$. If such a layer's noise is general, tied or not
+    Gaussian, the result is NaN.
 
     >>> round(geometric_mean(Network.repeated(2 * torch.eye(2), 0.1, 3)), 3)
     8.0
@@ -150,7 +151,7 @@ def geometric_mean(network: Network) -> float:
 
 
 def gradient_gains(network: Network, end: Tensor | None = None) -> Tensor:
-    r"""Return the mean square of the derivative of the model's output by each sublayer's output. [L]
+    r"""Return the mean square of the derivative of the model's output with respect to each sublayer's output. [L]
 
     The mean square is $\gamma_l = w_l^\top B_l w_l$ with $B_L = 1 1^\top / n^2$ and
     $B_{l-1} = A_l^\top B_l A_l + \sigma_l^2 \gamma_l\, r_l r_l^\top$. For noise without read and write vectors it is
@@ -221,7 +222,10 @@ def _integrate_share(z: Tensor, green: Tensor, weight: Tensor) -> float:
 
 
 def _log_determinant(squares: Tensor, variance: float) -> float:
-    """Return the mean logarithm of a layer's singular values, for isotropic noise whose gap radius is at least one."""
+    """Return the mean logarithm of a layer's singular values for isotropic noise with a radius of at least one.
+
+    The radius is the one of `gap_radii`.
+    """
     low, high = 0.0, variance
     for _ in range(100):
         middle = (low + high) / 2

@@ -69,7 +69,8 @@ def hutchpp(operator: Operator, sketch: Tensor, start: Tensor) -> Estimate:
 
     The estimate $\mathrm{Tr}(Q^* A Q) + \frac{N}{s} \sum_i g_i^* (1 - QQ^*) A (1 - QQ^*) g_i$ takes two products per
     sketch vector and one per probe. Its error is below the error of `hutchinson` with as many products if a few
-    directions carry most of A. For the Jacobian of a network near isometry it is not.
+    directions carry most of A. For the Jacobian of a network near isometry, whose singular values are all about one,
+    the error is not smaller.
 
     Args:
         operator: $A$, on rows.
@@ -181,7 +182,10 @@ def singular_quadrature(operator: Operator, adjoint: Operator, start: Tensor, st
 
 
 def _next(image: Tensor, basis: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return length [s] and direction [s, N] of each image's part orthogonal to the basis; zeros if there is none."""
+    """Return the length [s] and the direction [s, N] of the part of each image that is orthogonal to the basis.
+
+    The direction is zero if there is no such part.
+    """
     size = torch.linalg.vector_norm(image, dim=-1)
     if basis:
         known = torch.stack(basis, 1)  # [s, j, N]

@@ -1,10 +1,10 @@
 r"""Spectral radii of $A_\lambda = \sum_{\sigma\in S} \rho_\lambda(\sigma)$ from exact characteristic polynomials.
 
-The matrix of a walk that is not reversible may be defective, and rounding moves an eigenvalue in a Jordan block of size
-m by $\varepsilon^{1/m}$: 1e-8, 1e-5, 1e-4, … The characteristic polynomial of $A_\lambda$ has integer coefficients,
-which are computed without rounding from powers of $\sum\sigma$ in the integral group ring, characters and Newton's
-identities. The roots of its squarefree part are simple, and Newton's method in integer arithmetic computes them to full
-precision.
+S is a set of permutations and $\rho_\lambda$ an irreducible representation (random_walk.py). The matrix of a walk that
+is not reversible may be defective, and rounding moves an eigenvalue in a Jordan block of size m by $\varepsilon^{1/m}$:
+1e-8, 1e-5, 1e-4, … The characteristic polynomial of $A_\lambda$ has integer coefficients, which are computed without
+rounding from powers of $\sum\sigma$ in the integral group ring, characters and Newton's identities. The roots of its
+squarefree part are simple, and Newton's method in integer arithmetic computes them to full precision.
 """
 
 from functools import lru_cache
@@ -25,7 +25,10 @@ Polynomial = list[int]  # highest power first
 
 @lru_cache
 def _classes(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64], dict[representations.Partition, list[int]]]:
-    """Return the ranks of the group's elements sorted by class, the classes' first indices, and the character table."""
+    """Return the conjugacy classes of S_n and the character table.
+
+    The classes are the ranks of all elements, sorted by class, and the first index of each class.
+    """
     group = symmetric_group.elements(n)
     identity = np.arange(n)
     power, fixed = group, []
@@ -94,7 +97,10 @@ class ExactSpectrum:
 
 
 def squarefree(polynomial: Polynomial) -> Polynomial:
-    """Return the primitive polynomial whose simple roots are all roots of `polynomial` other than zero."""
+    """Return the polynomial whose simple roots are all roots of `polynomial` other than zero.
+
+    Its coefficients have no common divisor.
+    """
     degree = max(k for k, c in enumerate(polynomial) if c)
     polynomial = polynomial[: degree + 1]
     common, rest = polynomial, _derivative(polynomial)
@@ -125,7 +131,10 @@ def find_roots(polynomial: Polynomial, guesses: NDArray) -> list[complex]:
 
 
 def _newton(polynomial: Polynomial, guess: complex, iterations: int = 60) -> tuple[int, int] | None:
-    """Return one root as a pair of fixed-point integers, or None if the iteration does not converge."""
+    """Return one root, or None if the iteration does not converge.
+
+    The root's real and imaginary parts are integers, multiplied by 2^BITS.
+    """
     a, b = int(guess.real * 2**BITS), int(guess.imag * 2**BITS)
     for _ in range(iterations):
         # Horner's rule for p and p′ at (a + ib) / 2^BITS, each scaled by its own power of 2^BITS.

@@ -56,7 +56,7 @@ class SearchRecord:
     def radius(self) -> float:
         """The smallest |λ₂| of the stored sets.
 
-        Without stored sets it is just below 1, so that no set with |λ₂| = 1 is ever stored.
+        Without stored sets the result is just below 1, so that no set with |λ₂| = 1 is ever stored.
         """
         return min((radius for radius, _ in self.sets), default=1.0 - 2 * TIE)
 

@@ -23,10 +23,11 @@ def search_locally(
 ) -> tuple[list[int], float]:
     """Find a set with a small |λ₂| by descents from random sets; return its ranks in ascending order, and its |λ₂|.
 
-    Each step of a descent exchanges one atom (an element, or an element and its inverse) for another atom such that
-    |λ₂| falls as much as possible. When no exchange lowers |λ₂|, a new descent starts from another random set. After
-    `moves` sets the search ends; if none has a gap, it returns an arbitrary set and 1. `progress` is called with the
-    number of examined sets and the smallest |λ₂| so far.
+    Each step of a descent exchanges one atom (an element, or an element and its inverse) for another. The exchanges are
+    tried in batches; the step takes the set with the smallest |λ₂| in the first batch that lowers |λ₂|. When no tried
+    exchange lowers |λ₂|, a new descent starts from another random set. The search ends after `moves` examined sets; if
+    none has a gap, it returns an arbitrary set and 1. `progress` is called with the number of examined sets and the
+    smallest |λ₂| so far.
     """
     neighbourhood, radii = (
         _Neighbourhood(question, np.random.default_rng(seed)),
@@ -35,7 +36,7 @@ def search_locally(
     best, smallest, looked = neighbourhood.draw_sets(1)[0], 1.0, 0
 
     def find_better(batches: Iterator[NDArray[np.int64]], radius: float) -> tuple[NDArray[np.int64], float] | None:
-        """Return the set with the smallest |λ₂| in the first batch that has one below `radius`, and its |λ₂|."""
+        """Return the set with the smallest |λ₂| in the first batch with a set below `radius`, and its |λ₂|."""
         nonlocal looked
         for sets in batches:
             if looked >= moves:
@@ -85,7 +86,8 @@ class _RadiusTable(BlockPruner):
 class _Neighbourhood:
     """A source of random sets that satisfy a question, and of the neighbours of a set. A set is a row of ranks [K].
 
-    A row begins with the identity if it is prescribed, followed by single elements and then by pairs of inverses.
+    A row begins with the identity if the question prescribes it; single elements and then pairs of inverses follow. An
+    atom is a single element or such a pair.
     """
 
     def __init__(self, question: Question, random: np.random.Generator):

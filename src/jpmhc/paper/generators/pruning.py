@@ -54,7 +54,10 @@ class BlockPruner:
     def select_survivors(
         self, sets: NDArray[np.int64], limit: float, pruned: dict[representations.Partition, int]
     ) -> NDArray[np.int64]:
-        """Return the sets that are not proven to have |λ₂| > limit, and add the numbers of the others to `pruned`."""
+        """Return the sets that are not proven to have |λ₂| > limit, and count the others in `pruned`.
+
+        `pruned` has, for each representation, the number of sets that it proved to be above the limit.
+        """
         imbalance = np.abs(self.size - 2 * self.odd[sets].sum(axis=1))
         keep = imbalance <= limit * self.size + 1e-9
         pruned[self.sign] = pruned.get(self.sign, 0) + int((~keep).sum())

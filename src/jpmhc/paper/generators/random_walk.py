@@ -81,8 +81,8 @@ def gap_bound(n: int, size: int, reversible: bool = False) -> float:
     For a block $M_\lambda$ of the walk of K permutations, the characteristic polynomial of $K M_\lambda$ has integer
     coefficients. Unless every block is nilpotent, some product of eigenvalues is therefore a nonzero integer, and
     $|\lambda_2| \ge 1/K$. If all blocks are nilpotent, some power of the walk's matrix is uniform, so that n! divides a
-    power of K. For a set closed under inverses, every word that is trivial
-    in the K-regular tree is trivial in S_n, which gives a lower bound on the traces of even powers.
+    power of K. For a set closed under inverses, every closed walk on the K-regular tree gives a product of permutations
+    that is the identity; the number of these walks is a lower bound on the traces of even powers.
     """
     order = len(symmetric_group.elements(n))
     radius = 0.0
@@ -97,7 +97,7 @@ def gap_bound(n: int, size: int, reversible: bool = False) -> float:
 
 
 def _count_closed_walks(degree: int, count: int) -> list[int]:
-    """Return the numbers of closed walks of length 2, 4, …, 2·count from a vertex of the regular tree."""
+    """Return the numbers of closed walks of length 2, 4, …, 2·count from a vertex of the infinite regular tree."""
     walks, closed = [1], []
     for step in range(1, 2 * count + 1):
         out = [walks[0] * degree, *(w * (degree - 1) for w in walks[1:])]

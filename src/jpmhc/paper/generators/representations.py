@@ -5,7 +5,8 @@ The adjacent transposition $s_i = (i\;i{+}1)$ acts on a tableau t by
 
 .. math:: s_i\, t = \tfrac1r\, t + \sqrt{1 - 1/r^2}\; s_i t,
 
-where r is the axial distance (content of i + 1 minus content of i). The matrices are orthogonal.
+where r is the axial distance: the content (column minus row) of i + 1 minus the content of i. The matrices are
+orthogonal.
 """
 
 from functools import lru_cache

@@ -61,7 +61,7 @@ class SubsetOrbits:
         self.stabilisers = [stabilisers[k] for k in ranking]
 
     def _inverses(self) -> NDArray[np.int32]:
-        """Return the index of the inverse of every map."""
+        """Return, for every map of the group, the index of its inverse. [maps]"""
         rows = np.ascontiguousarray(self.action.astype(np.int16))
         inverted = np.empty_like(rows)
         np.put_along_axis(inverted, rows.astype(np.int64), np.arange(self.points, dtype=np.int16)[None], axis=1)

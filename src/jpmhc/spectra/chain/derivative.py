@@ -29,7 +29,7 @@ class LinearisedChain:
     $dP_l = B\,dP_{l-1} B^\top + C\,d\Sigma_x C^\top + d\Sigma_y$; the backward recursion mirrors it.
 
     Args:
-        equation: The equation, whose noise is `linear`.
+        equation: The equation; its noise must be `linear` (`SelfEnergy`).
         x: The iterates' coordinates. [b, columns]
         z: The points. [b]
     """

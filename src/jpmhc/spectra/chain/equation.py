@@ -1,9 +1,10 @@
 r"""The matrix Dyson equation of a chain of layers $Y_l = A_l + \sigma_l X_l$, for one network or several of one shape.
 
-$(z - J^\top J)^{-1}$ is the first block of the inverse of a block-tridiagonal pencil over $(x_0, y_1, x_1, \ldots, y_L,
-x_L)$, with $z$ at $x_0$, $-Y_l$ between $x_{l-1}$ and $y_l$, $1$ between $y_l$ and $x_l$, and $-1$ at $x_L$. The noise
-enters through self-energies, which depend on the diagonal blocks M of the pencil's mean inverse. For isotropic noise,
-with normalised traces,
+$(z - J^\top J)^{-1}$ is the first block of the inverse of a block-tridiagonal matrix, the pencil, over the vectors
+$(x_0, y_1, x_1, \ldots, y_L, x_L)$, with $z$ at $x_0$, $-Y_l$ between $x_{l-1}$ and $y_l$, $1$ between $y_l$ and $x_l$,
+and $-1$ at $x_L$. In the equation for the mean inverse of the pencil, matrices $\Sigma$, the self-energies, stand for
+the noise. They depend on the diagonal blocks M of the mean inverse, the x blocks $M_{x_l}$ and the y blocks $M_{y_l}$.
+For isotropic noise, with normalised traces tr,
 
 $$\Sigma_{y_l} = \sigma_l^2\,\mathrm{tr}(M_{x_{l-1}})\,I, \qquad
 \Sigma_{x_{l-1}} = \sigma_l^2\,\mathrm{tr}(M_{y_l})\,I,$$
@@ -64,12 +65,13 @@ SMALL = 1e-5
 
 
 class ChainEquation(ContinuedEquation):
-    """The chain's equation as a fixed point: rows are points, columns G and the unknowns of all x and all y blocks.
+    """The chain's equation as a fixed point: rows are points; columns are G and the unknowns of all x and all y blocks.
 
-    The map g does not depend on G; G is a column so that its convergence is checked without an extra sweep.
-    Scalar unknowns lie in the lower half-plane and are iterated as logarithms: their sizes differ by many orders of
-    magnitude along a deep chain, and the condition Im < 0 becomes a bound on the imaginary part of the logarithm.
-    Matrix unknowns are iterated as the factors of their triangular decomposition, with logarithms of the pivots.
+    The map g does not depend on G; G is a column so that its convergence is checked without an extra sweep. The
+    iterated numbers are the coordinates of G and of the unknowns. Scalar unknowns lie in the lower half-plane and have
+    logarithms as coordinates: their sizes differ by many orders of magnitude along a deep chain, and the half-plane
+    becomes a bound on the imaginary part of the logarithm. The coordinates of matrix unknowns are the factors of their
+    triangular decomposition, with logarithms of the pivots.
     """
 
     def __init__(self, network: Network, z: Tensor, tolerance: float = 1e-9) -> None:
@@ -107,7 +109,10 @@ class ChainEquation(ContinuedEquation):
         noise.sort_streams(self.values(x)[0, 1:].unflatten(0, (-1, noise.count)))
 
     def start(self, z: Tensor, index: Tensor) -> Tensor:
-        """Return a start with blocks -i c I; c goes geometrically from 1/|z| (input) to 1 (output). [b, columns]"""
+        """Return a start with blocks -i c I. [b, columns]
+
+        From the input to the output, c goes geometrically from 1/|z| (x blocks) or about |z| (y blocks) to about 1.
+        """
         layer = torch.arange(self.depth, dtype=torch.float64, device=z.device).view(-1, 1, 1, 1) / self.depth
         size = z.abs().log().view(1, -1, 1, 1)
         x = -1j * torch.exp((layer - 1) * size) * self.eye
@@ -136,7 +141,7 @@ class ChainEquation(ContinuedEquation):
         return (residual.abs() * weight).amax(-1), correction
 
     def between(self, x: Tensor, image: Tensor, share: float) -> Tensor:
-        """Interpolate at a share of the way from x to its image: logarithms of scalars, or entries of matrices."""
+        """Interpolate from x towards its image, in logarithms of scalars or in entries of matrices. [b, columns]"""
         if self.noise.scalar:
             return x + share * (image - x)
         return self.coordinates((1 - share) * self.values(x) + share * self.values(image))
@@ -145,7 +150,10 @@ class ChainEquation(ContinuedEquation):
         return self.inside(x)
 
     def inside(self, x: Tensor) -> Tensor:
-        """Return a mask of the rows in which G and all unknowns (for matrices: pivots) lie in their half-plane. [b]"""
+        """Return a mask of the rows in which G and all unknowns lie in the lower half-plane. [b]
+
+        For matrix unknowns M the pivots of i M must lie in the right half-plane.
+        """
         logs = self._logarithms(x)
         return (logs.imag.abs() <= torch.pi / 2 + _ROUNDED_ANGLE).all(-1) & (logs.real.abs() < _LONGEST).all(-1)
 
@@ -176,7 +184,10 @@ class ChainEquation(ContinuedEquation):
         return floor
 
     def clamp(self, x: Tensor) -> Tensor:
-        """Return x with the arguments of G and of the matrices' pivots clamped to their half-plane. [b, columns]"""
+        """Return x with G and the pivots of matrix unknowns moved to their half-plane. [b, columns]
+
+        Complex arguments outside the half-plane are replaced by the nearest ones inside. Scalar unknowns do not change.
+        """
         if self.noise.scalar:
             return x
         first, blocks = x[:, :1], x[:, 1:].unflatten(1, (-1, self.noise.coordinates))

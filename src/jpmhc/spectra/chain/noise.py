@@ -1,8 +1,8 @@
 r"""Structures of noise in the chain's Dyson equation: how blocks of the resolvent determine the self-energies.
 
-Side 0 stands for the blocks $M_{x_{l-1}}$, which determine $\Sigma_{y_l}$; side 1 for the blocks $M_{y_l}$, which
-determine $\Sigma_{x_{l-1}}$. The self-energies depend on a block only through a few numbers, its order parameters,
-which are the equation's unknowns.
+The symbols are those of equation.py, and tr is the normalised trace. Side 0 stands for the blocks $M_{x_{l-1}}$, which
+determine $\Sigma_{y_l}$; side 1 for the blocks $M_{y_l}$, which determine $\Sigma_{x_{l-1}}$. The self-energies depend
+on a block only through a few numbers, its order parameters, which are the equation's unknowns.
 """
 
 from abc import ABC, abstractmethod
@@ -30,8 +30,8 @@ class SelfEnergy(ABC):
         count: The number of a block's unknowns, which are its order parameters or, for `Sublayers`, functions of these.
         scalar: Whether the unknowns are scalars in the lower half-plane; otherwise they are the entries of a matrix.
         coordinates: The number of coordinates of a block, which are the iterated numbers; logarithms come first.
-        paths: The number of draws of the slopes over which a block is averaged. A batch of B points has B times this
-            number of blocks; the paths of one point follow each other.
+        paths: The number of draws of the slopes (paths) over which a block is averaged. A batch of B points has B times
+            this number of blocks; the paths of one point follow each other.
         linear: Whether the self-energies and the new unknowns are linear functions of the unknowns and of the blocks.
     """
 
@@ -65,7 +65,7 @@ class SelfEnergy(ABC):
         return torch.exp(coordinates) * -1j
 
     def factorise(self, coordinates: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors that `change_of_unknowns` and `change_of_coordinates` need at these coordinates."""
+        """Return the argument `factors` of `change_of_unknowns` and `change_of_coordinates` at these coordinates."""
         return (self.to_unknowns(coordinates),)
 
     def change_of_unknowns(self, factors: tuple[Tensor, ...], change: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def to_logarithm(values: Tensor) -> Tensor:
 
 
 class Isotropic(SelfEnergy):
-    r"""Isotropic noise: self-energies are $\sigma_l^2\,\mathrm{tr}(M)\,I$ of the other block M of their layer."""
+    r"""Isotropic noise: each self-energy of a layer is $\sigma_l^2\,\mathrm{tr}(M)\,I$ of the layer's other block M."""
 
     def __init__(self, network: Network) -> None:
         self.variance = network.variance.view(-1, 1, 1, 1)
@@ -116,7 +116,10 @@ class Block(SelfEnergy):
 
     @classmethod
     def for_rows(cls, noises: Sequence[Self], rows: Tensor) -> Self:
-        """Return one noise for a batch of points of several networks; `rows` [B] has each point's network number."""
+        """Return one noise for a batch of points of several networks.
+
+        `rows` [B] has, for each point, the index in `noises` of the point's network.
+        """
         joined = copy(noises[0])
         for name in ("ends", "outer"):
             sides = zip(*(getattr(noise, name) for noise in noises))
@@ -134,12 +137,12 @@ class Block(SelfEnergy):
 class Sublayers(Block):
     r"""The hyper-connection block with sublayers that are not Gaussian matrices.
 
-    Let $C_l$ be the determining series of the sublayer's Jacobian (sublayers.py), scaled by $\sigma_l^2$. With
-    $a = r^\top M_{x_{l-1}} r$ and $b = w^\top M_{y_l} w$, $\Sigma_{y_l} = (C_l(ab)/b)\, w w^\top$ and
-    $\Sigma_{x_{l-1}} = (C_l(ab)/a)\, r r^\top$. The unknowns are the factors $C_l(ab)/b$ and $C_l(ab)/a$. For a
-    `HiddenLayer` the factors are functions of a and b. For `Rotated` singular values they are computed from the chain
-    without this sublayer, $u = 1/a + C/a$ and $v = 1/b + C/b$, so that a and b stay in their half-planes
-    (docs/derivations/real_networks.md).
+    Let $C_l$ be the determining series of the sublayer's Jacobian (sublayers.py), scaled by $\sigma_l^2$. With $a =
+    r^\top M_{x_{l-1}} r$ and $b = w^\top M_{y_l} w$, $\Sigma_{y_l} = (C_l(ab)/b)\, w w^\top$ and $\Sigma_{x_{l-1}} =
+    (C_l(ab)/a)\, r r^\top$. The unknowns are the factors $C_l(ab)/b$ and $C_l(ab)/a$. For a `HiddenLayer` the factors
+    are functions of a and b. For `Rotated` singular values they are functions of $1/u$ and $1/v$, the values of a and b
+    in the chain without this sublayer, with $u = 1/a + C_l(ab)/a$ and $v = 1/b + C_l(ab)/b$. This keeps a and b in
+    their half-planes (docs/derivations/real_networks.md).
     """
 
     linear = False
@@ -191,11 +194,10 @@ class Sublayers(Block):
 class Paths(SelfEnergy):
     r"""Noise with slopes that differ between features: the chain is averaged over draws of all layers' slopes.
 
-    With one draw's slopes on the diagonal of $D_l$ and the mean $E_D$ over draws,
-    $\Sigma_{y_l} = \sigma_l^2 a_l D_l^2$ with $a_l = E_D\,\mathrm{tr} M_{x_{l-1}}$, and
-    $\Sigma_{x_{l-1}} = \sigma_l^2 b_l I$ with $b_l = E_D\,\mathrm{tr} D_l^2 M_{y_l}$. For the block with one slope
-    $d_l$ per draw, $d_l^2\, w w^\top$ replaces $D_l^2$, and $r r^\top$ replaces $I$. Isotropic noise in bases is the
-    case of one draw of equal slopes.
+    With one draw's slopes on the diagonal of $D_l$ and the mean $E_D$ over draws, $\Sigma_{y_l} = \sigma_l^2 a_l D_l^2$
+    with $a_l = E_D\,\mathrm{tr} M_{x_{l-1}}$, and $\Sigma_{x_{l-1}} = \sigma_l^2 b_l I$ with $b_l = E_D\,\mathrm{tr}
+    D_l^2 M_{y_l}$. For the block with one slope $d_l$ per draw, $d_l^2\, w w^\top$ replaces $D_l^2$, and $r r^\top$
+    replaces $I$. Isotropic noise in separating bases (bases.py) is the case of one draw of equal slopes.
     """
 
     def __init__(self, network: Network, bases: Tensor | None) -> None:
@@ -226,14 +228,14 @@ class Paths(SelfEnergy):
 
 
 class General(SelfEnergy):
-    r"""General noise of matrices $B_{lk}$, with $\sigma_l$ included; the unknowns are the blocks M themselves.
+    r"""General noise, given by matrices $B_{lk}$ that include $\sigma_l$; the unknowns are the blocks M themselves.
 
     $\Sigma_{y_l} = \sum_k B_{lk} M_{x_{l-1}} B_{lk}^\top$ and $\Sigma_{x_{l-1}} = \sum_k B_{lk}^\top M_{y_l} B_{lk}$.
     The coordinates of M are $\log D$ and the entries of $R$ below its diagonal, for $i M = R D R^\top$ with diagonal
-    $D$ and unit lower triangular $R$. The real part of $i M$ is positive, so every pivot in $D$ has a positive one too.
-    Directions of very different sizes, as in a deep chain, then each keep their own relative precision. Between bands
-    $M$ is nearly real and indefinite, and a pivot may come close to zero; in each block the largest streams are
-    therefore eliminated first.
+    $D$ and unit lower triangular $R$. The real part of $i M$ is positive, so every pivot in $D$ has a positive real
+    part too. Directions of very different sizes, as in a deep chain, then each keep their own relative precision.
+    Between bands $M$ is nearly real and indefinite, and a pivot may come close to zero; in each block the streams with
+    the largest diagonal entries are therefore eliminated first.
     """
 
     scalar = False

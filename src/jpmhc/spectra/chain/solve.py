@@ -135,8 +135,8 @@ def _solve_in_chunks(
 ) -> FixedPoints:
     """Solve at points z [B] in chunks of at most `chunk` points.
 
-    Of many points, a few are solved first, and the others start from these solutions (the pre-sweep of the appendix
-    "OV pipeline").
+    If there are many points, a few are solved first, and the others start from these solutions (the pre-sweep of the
+    appendix "OV pipeline").
     """
     if known is None and len(z) >= _SWEPT:
         order = z.abs().argsort()
@@ -192,7 +192,7 @@ def solve_together(networks: Sequence[Network], z: Tensor, *, tolerance: float =
 
 
 def _solve_chunk(equation: ChainEquation, z: Tensor, known: KnownPoints | None, options: Options) -> FixedPoints:
-    """Solve the equation at all points at once; then solve unconverged points from others or by continuation."""
+    """Solve the equation at all points at once; then solve unconverged points from solved ones or by continuation."""
     start = equation.start(z, torch.arange(len(z), device=z.device))
     start = start if known is None else known.start_near(z, start, equation.inside)
     first = replace(options, maximum=min(options.maximum, options.scheme.first_try))

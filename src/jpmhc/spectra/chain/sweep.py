@@ -1,8 +1,9 @@
 r"""The chain's two eliminations as one recursion, run layer by layer or in blocks of layers side by side.
 
-In docs/derivations/chain.md the backward elimination of $N_l$ and the forward elimination of
-$P_l$ mirror each other. Both are $S \leftarrow \text{add} + C\,(S^{-1} - \text{sat})^{-1} C^\top$, so that
-one function computes both, without $S^{-1}$: $$S \leftarrow \text{add} + C\,(I - S\,\text{sat})^{-1} S\,C^\top .$$
+In docs/derivations/chain.md the backward elimination of $N_l$ and the forward elimination of $P_l$ mirror each other.
+Both have the form $S \leftarrow \text{add} + C\,(S^{-1} - \text{sat})^{-1} C^\top$ with a state S ($P_l$ or $N_l$), a
+skip or its transpose C, and self-energies add and sat. One function therefore computes both, without $S^{-1}$:
+$$S \leftarrow \text{add} + C\,(I - S\,\text{sat})^{-1} S\,C^\top .$$
 Two such maps, one after the other, are again such a map. Each block of layers can therefore be reduced to one map, and
 all blocks at the same time.
 """
@@ -80,7 +81,7 @@ def _recur(first: Tensor, skips: Tensor, add: Tensor, sat: Tensor) -> Tensor:
 def _double(skips: Tensor) -> Tensor:
     r"""Return a matrix D with $\mathrm{rows}(C X C^\top) = \mathrm{columns}(X)\,D$ for all X. [..., n², n²]
 
-    Here rows(X) and columns(X) are the rows or the columns of X, one after another in one row [n²].
+    Here rows(X) [n²] lists the entries of X row by row, and columns(X) [n²] lists them column by column.
 
     Args:
         skips: One C for all points. [..., 1, n, n]

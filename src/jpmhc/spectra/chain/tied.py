@@ -1,9 +1,9 @@
 r"""The exact method for layers with tied weights: a dense Dyson equation (docs/derivations/real_networks.md).
 
-Correlated noises of two layers couple the layers' blocks: $\Sigma_{y_l y_m} = \rho_{lm}\sigma_l\sigma_m\,
-\mathrm{tr}(M_{x_{l-1}x_{m-1}})\, I$, and the same with x and y exchanged. The whole pencil is therefore inverted, in
-O(L³ n³) per point and iteration. Sublayers of two matrices that share both matrices also couple through their hidden
-layers.
+The symbols are those of equation.py. Noises of layers l and m with the correlation $\rho_{lm}$ couple the layers'
+blocks: $\Sigma_{y_l y_m} = \rho_{lm}\sigma_l\sigma_m\, \mathrm{tr}(M_{x_{l-1}x_{m-1}})\, I$, and the same with x and y
+exchanged. The whole pencil is therefore inverted, in O(L³ n³) per point and iteration. Sublayers of two matrices that
+share both matrices also couple through their hidden layers.
 """
 
 from __future__ import annotations
@@ -69,8 +69,10 @@ def _solve_part(equation: _Equation, z: Tensor, options: Options, known: KnownPo
 class _Equation(ContinuedEquation):
     """The equation of the whole pencil. Each row of unknowns belongs to one point.
 
-    The columns are G, then the couplings of all pairs of x blocks, then the couplings of all pairs of y blocks. The
-    first block of the pencil is the input: n rows for all streams, one row for the model's own map.
+    The columns are G, then the couplings of all pairs of x blocks, then the couplings of all pairs of y blocks. A
+    coupling is the normalised trace of a pair's block of the inverse pencil, or this block between the read vectors (x)
+    or the write vectors (y). The first block of the pencil is the input: n rows for all streams, one row for the
+    model's own map.
     """
 
     def __init__(self, network: Network) -> None:
@@ -135,7 +137,7 @@ class _Equation(ContinuedEquation):
         return (x[:, 0].imag < 0) & (own.imag <= 0).all(-1).all(-1)
 
     def scale(self, x: Tensor, z: Tensor, index: Tensor) -> Tensor:
-        """Return, for each column, the largest absolute value among its kind: G, x or y couplings. [b, columns]"""
+        """Return, for each column, the largest absolute value of its kind: G, x or y couplings. [b, columns]"""
         parts = x[:, :1], *x[:, 1:].unflatten(1, (2, -1)).unbind(1)
         return torch.cat([part.abs().amax(-1, keepdim=True).expand(-1, part.shape[1]) for part in parts], 1)
 
@@ -145,6 +147,7 @@ class _Equation(ContinuedEquation):
         For sublayers of two matrices the self-energies are $E\,X (1 - bX/e)^{-1}$ and $E\,K \circ (1 - bX/e)^{-1} b$
         with $X = K \circ a$ and $K = \rho\,\sigma\sigma^\top d d^\top$. E is the mean over the slopes d of a hidden
         feature, e is the number of hidden features divided by the number of features, and $\circ$ multiplies entries.
+        All matrices have one row and one column per layer.
         """
         energy_y, energy_x = self.coupling * a, self.coupling * b
         for layers, slopes, weights, ratio in self.groups:
@@ -158,7 +161,11 @@ class _Equation(ContinuedEquation):
         return energy_y, energy_x
 
     def _energy(self, coupling: Tensor, side: int) -> Tensor:
-        """Return self-energies [b, L n, L n] of x (side 0) or y (side 1), from those of layer pairs [b, L, L]."""
+        """Return self-energies [b, L n, L n] of x (side 0) or y (side 1), from one number per pair of layers.
+
+        Args:
+            coupling: The numbers that multiply the identity, or the outer products of the noise's vectors. [b, L, L]
+        """
         if self.vectors is None:
             eye = torch.eye(self.streams, dtype=coupling.dtype, device=coupling.device)
             blocks = torch.einsum("blm,ij->blimj", coupling, eye)
@@ -174,11 +181,15 @@ class _Equation(ContinuedEquation):
 
 
 def find_groups(tied: Tensor, laws: Sequence[Sublayer]) -> list[tuple[Tensor, Tensor, Tensor, float]]:
-    """Return layer numbers, slopes, weights and width ratio of each group of layers that share both sublayer matrices.
+    """Return each group of layers that share both sublayer matrices.
 
     Args:
         tied: Correlations of the layers' noises. [L, L]
         laws: The laws of the sublayers' Jacobians, one per layer.
+
+    Returns:
+        For each group, its l layers' numbers [l], their slopes [K, l], the slopes' weights [K], and the number of
+        hidden features divided by the number of features.
     """
     groups, others = [], list(range(len(laws)))
     while others:
