@@ -72,9 +72,10 @@ class TheoryComparison(MapComparison):
         blocks: Mean squared singular value of the Jacobian's block from stream j to stream i. [n, n]
         gains: Mean squared singular value of each sublayer's Jacobian at this token, after a multiple of the identity
             was subtracted from the Jacobian. [L]
-        gradients: The theory's mean squared singular value of the derivative of the mean stream (or of all streams, if
-            the map ends with them) by each sublayer's output. [L]
-        modes: The shared modes of the sublayers at this token; None for a single layer.
+        gradients: The theory's prediction for each sublayer: the mean squared singular value of the derivative of the
+            mean final stream (or of all final streams, if the model's own map ends with them) with respect to the
+            sublayer's output. [L]
+        modes: The shared modes of the sublayers at this token (see shared_modes.py); None for a single layer.
         note: The reason for a missing prediction, or the theory's warnings.
     """
 
@@ -127,7 +128,8 @@ def compare_token(
         part: The planned measurement of this Jacobian.
         all_streams: Whether the model's own map ends with all streams, and not with their mean.
         by_matrices: Whether to compute every sublayer's Jacobian as a matrix, for the theory and for `rotated`.
-        progress: Called with the number of products done since the last call.
+        seed: The seed of the random vectors and rotations.
+        progress: Called with the number of rows, or of products with the Jacobian, computed since the last call.
     """
     position, n = jacobian.position, chain[0].streams
     assert position is not None
@@ -166,11 +168,15 @@ def compare_token(
 def _measure_sublayers(
     chain: Sequence[LayerCall], jacobian: Jacobian, chunk: int, by_matrices: bool, seed: int
 ) -> tuple[list[float], Tensor, list[Tensor], SharedModes | None]:
-    """Split each sublayer's Jacobian at the token into a multiple of the identity and a rest.
+    """Split each of the L sublayers' Jacobians at the token into a multiple of the identity and a rest.
+
+    Args:
+        chunk: The number of rows per backward pass.
+        by_matrices: Whether to compute the Jacobians as matrices; otherwise random vectors give estimates.
 
     Returns:
-        The multiples [L]; the rests' mean squared singular values [L]; the rests [d, d] each, none unless
-        `by_matrices`; and the layers' shared modes, None for a single layer.
+        The multiples [L]; the rests' mean squared singular values [L]; the rests as matrices [d, d] (an empty list
+        without `by_matrices`); and the layers' shared modes, None for a single layer.
     """
     position = jacobian.position
     assert position is not None
@@ -190,12 +196,15 @@ def _measure_sublayers(
 
 
 def draw_vectors(count: int, size: int, like: Tensor, seed: int) -> Tensor:
-    """Draw standard normal vectors with the type and device of a tensor. [count, size]"""
+    """Draw standard normal vectors with the type and device of the tensor `like`. [count, size]"""
     return torch.randn(count, size, generator=torch.Generator().manual_seed(seed)).to(like.device, like.dtype)
 
 
 def _estimate_blocks(jacobian: Jacobian, n: int, seed: int) -> Tensor:
-    """Estimate, from random vectors, the mean squared singular value of the map from stream j to stream i. [n, n]"""
+    """Estimate, from random vectors, the mean squared singular value of the Jacobian's blocks. [n, n]
+
+    The entry [i, j] is for the block from stream j to stream i, of n streams.
+    """
     vectors = draw_vectors(_VECTORS, jacobian.shape[0], jacobian.at.y, seed).reshape(_VECTORS, n, -1)
     rows = []
     for stream in range(n):

@@ -51,7 +51,8 @@ class Diagnosis:
         gain: The signal's gain: the output's root mean square divided by the input's. Collapsed and exploded directions
             are counted relative to `whole.typical()` instead.
         whole: The spectrum of the whole map.
-        tokens: For each measured token's number, the spectrum of the derivative of its output by its input.
+        tokens: For each measured token's number, the spectrum of the derivative of the token's output with
+            respect to its input.
         layers: The measurements of each layer, in the order of the calls.
         streams: Statistics of the streams and of the connections' coefficients; None without hyper-connections.
         comparisons: For each measured token, the map through all layers and the theory's prediction.
@@ -86,7 +87,8 @@ class Diagnosis:
     def list_spectra(self) -> Iterator[tuple[str, Spectrum | Density, float]]:
         """Yield a name, a spectrum and the limit of collapse for each row of the table.
 
-        A name with … means the same map as the row before. The limit is a tenth of the map's typical singular value.
+        A name with … means the same map as the row before. A singular value below the limit, a tenth of the map's
+        typical singular value, counts as collapsed.
         """
         yield "whole map", self.whole, _limit(self.whole)
         for position, spectrum in self.tokens.items():
@@ -203,7 +205,7 @@ def _describe_value(value: float, floor: float) -> str:
 
 
 def _write(value: float) -> str:
-    """Return a number with two digits, or a whole number from 100 on."""
+    """Format a number with two significant digits, or from 100 to a million as a whole number."""
     return f"{value:.0f}" if 99.5 <= value < 1e6 else f"{value:.2g}"
 
 
@@ -319,7 +321,7 @@ def _theory(diagnosis: Diagnosis) -> str:
 
 
 def _describe_modes(modes: SharedModes | None) -> str:
-    """Return a clause on the number of shared modes and their share of the sublayers; empty without shared modes."""
+    """Return a clause on the number of shared modes and their share of the sublayers' squared size, or ""."""
     if modes is None or modes.count == 0:
         return ""
     number = _NUMBERS[modes.count] if modes.count < len(_NUMBERS) else str(modes.count)
@@ -331,7 +333,10 @@ def _describe_modes(modes: SharedModes | None) -> str:
 
 
 def _describe_token_modes(known: Sequence[TheoryComparison]) -> str:
-    """Return a clause on the shared modes of the token with most modes, and on the KS distance to `rotated`."""
+    """Return a clause on the token with the most shared modes, and on the mean KS distance to `rotated`.
+
+    KS is the Kolmogorov–Smirnov distance.
+    """
     modes = [item.modes for item in known if item.modes is not None]
     line = _describe_modes(max(modes, key=lambda one: (one.count, one.share), default=None))
     worst = [
@@ -345,8 +350,8 @@ def _describe_token_modes(known: Sequence[TheoryComparison]) -> str:
 def _describe_bulk(diagnosis: Diagnosis, known: Sequence[TheoryComparison]) -> str:
     """Return a clause on the distance from measurement to theory, for all streams and for the model's own map.
 
-    The model's own map is compared too, because the skips alone, which are easy to predict, may give most singular
-    values of the map of all streams.
+    The map of all streams alone could mislead: the skips, which are easy to predict, may give most of its singular
+    values.
     """
     ks = float(np.mean([item.kolmogorov for item in known]))
     numbers = f"KS {ks:.2g}, W1 {np.mean([item.wasserstein for item in known]):.2g}"
@@ -394,7 +399,7 @@ def _exploded(diagnosis: Diagnosis) -> float:
 
 
 def _stream_loss(diagnosis: Diagnosis) -> float:
-    """Return the share of the layers' singular values below a tenth of the typical one, averaged over tokens."""
+    """Return the collapsed share of the map of all streams through all layers, averaged over measured tokens."""
     if diagnosis.streams is None or not diagnosis.comparisons:
         return 0.0
     return float(np.mean([item.measured.below(_limit(item.measured)) for item in diagnosis.comparisons]))

@@ -45,7 +45,9 @@ class LinearisedMap:
 
 @dataclass(frozen=True)
 class Jacobian:
-    """The Jacobian of a linearised map, or its block for one token: the derivative of the token's output by its input.
+    """The Jacobian of a linearised map, or the block of one token.
+
+    The block of a token is the derivative of the token's output with respect to the token's input.
 
     Attributes:
         at: The linearised map.
@@ -99,9 +101,12 @@ def linearise(
     """Choose the methods that compute J v and Jᵀ u, check J v against Jᵀ u, and time both.
 
     Args:
+        run: The map as a function from an input to an output.
         x: The input, from which the autograd graph leads to y.
+        y: The output.
         positions: The leading sizes of x and y that count the tokens.
-        ends: The ends of the map in words, for messages.
+        ends: The ends of the map in words, for messages, such as "from layers.0 to layers.3".
+        seed: The seed of the random vectors for the check.
     """
     if not bool(torch.isfinite(y.detach()).all()):
         raise ValueError(f"the map {ends} gives NaN or infinity at these inputs: its Jacobian is not defined there")
@@ -132,7 +137,7 @@ def linearise(
 
 
 def shared_positions(x: Tensor, y: Tensor) -> tuple[int, ...]:
-    """Return the leading sizes that x and y share, except the last size; for images, at most the first size."""
+    """Return the leading sizes that x and y share, without the last; beyond three dimensions, at most the first."""
     most = 1 if max(x.ndim, y.ndim) > 3 else min(x.ndim, y.ndim) - 1
     same = 0
     while same < most and x.shape[same] == y.shape[same]:
@@ -159,7 +164,7 @@ def push_by_differences(run: Callable[[Tensor], Tensor], x: Tensor, direction: T
 
 
 class plain_connections(warnings.catch_warnings):
-    """A context that silences the warning of connections that run without their kernels."""
+    """A context without the warning that a connection runs on the PyTorch reference instead of fused kernels."""
 
     def __enter__(self) -> Any:
         entered = super().__enter__()

@@ -20,11 +20,12 @@ class LayerMeasurement:
 
     Attributes:
         name: The module's name, with the number of the call if the module is called more than once.
-        skip: The mean diagonal of the Jacobian of a plain layer, or of a connection's sublayer.
-        gain: The mean squared singular value, over all tokens, of that Jacobian minus `skip` times the identity.
-        gradient: The mean squared singular value of the derivative of the map's output by this layer's output.
+        skip: The mean of the diagonal of the layer's Jacobian (for a connection, of the sublayer's Jacobian).
+        gain: The mean squared singular value, over all tokens, of this Jacobian minus `skip` times the identity.
+        gradient: The mean squared singular value of the derivative of the map's output with respect to the output of
+            this layer (for a connection, of the sublayer).
         similarity: The mean cosine between two streams after the layer.
-        dominance: The share of the streams' squared length that the longest stream holds.
+        dominance: The longest stream's share of the squared length of all streams after the layer.
         predicted: The theory's prediction of `gradient`, scaled to the measured gradient of the last layer; NaN for a
             layer without a prediction.
     """
@@ -57,8 +58,9 @@ def measure_gain(call: LayerCall, vectors: Tensor, position: int | None = None) 
     """Estimate a layer's skip and gain from a few random vectors, over all tokens or at one token.
 
     Args:
-        call: The layer's call, whose tensors are in the model's graph.
-        vectors: Standard normal vectors of the output's size, or with `position` of one token's size. [k, size]
+        call: The layer's call, whose tensors are in the model's autograd graph.
+        vectors: Standard normal vectors; `size` is the size of the output, or with `position` of one token's output.
+            [k, size]
         position: The token's number; None for all tokens.
     """
     jacobian = Jacobian(LinearisedMap(call.inside, call.output, _no_run, call.positions, batched=False), position)
@@ -72,10 +74,14 @@ def measure_gain(call: LayerCall, vectors: Tensor, position: int | None = None) 
 
 
 def measure_sublayer(call: LayerCall, position: int, chunk: int, batched: bool) -> tuple[float, Tensor]:
-    """Split the sublayer's Jacobian at one token into a multiple a of the identity and a rest R [d, d]; return both.
+    """Split the sublayer's Jacobian at one token into a · 1 + R; return the number a and the rest R [d, d].
 
     The number a is the median eigenvalue of the Jacobian's symmetric part. For fresh sublayers the mean of the diagonal
     would be as good, but in trained sublayers a few directions can dominate that mean.
+
+    Args:
+        chunk: The number of rows of the Jacobian per backward pass.
+        batched: Whether one backward pass can compute several rows.
     """
     at = LinearisedMap(call.inside, call.output, _no_run, call.positions, batched=batched)
     matrix = measure_matrix(Jacobian(at, position), chunk).double()
@@ -84,7 +90,13 @@ def measure_sublayer(call: LayerCall, position: int, chunk: int, batched: bool) 
 
 
 def measure_gradients(calls: Sequence[LayerCall], y: Tensor, vectors: Tensor) -> list[float]:
-    """Estimate the mean squared singular value of the derivative of y by each layer's output, from random vectors."""
+    """Estimate the mean squared singular value of the derivative of y with respect to each layer's output.
+
+    Args:
+        calls: The layers' calls; for a connection, the output is the output of its sublayer.
+        y: The output of the measured map.
+        vectors: Standard normal vectors of y's size. [k, size of y]
+    """
     totals = [0.0] * len(calls)
     for vector in vectors:
         outputs = [call.output for call in calls]
@@ -105,13 +117,15 @@ class StreamStatistics:
 
     Attributes:
         similarity: Mean cosine between two streams after each layer: 1 means that the streams are copies. [L]
-        dominance: The share of the streams' squared length that the longest stream holds after each layer. [L]
+        dominance: The longest stream's share of the squared length of all streams after each layer. [L]
         rank: The effective number of different streams after each layer, from 1 to n (see `stream_rank`). [L]
-        read: Mean read weights. [L, n]
-        write: Mean write weights. [L, n]
-        product: Singular values of the product of all skips, descending. [n]
+        read: Mean read weights, with which a connection mixes the streams into the sublayer's input. [L, n]
+        write: Mean write weights, with which a connection adds the sublayer's output to the streams. [L, n]
+        product: Singular values of the product of all skips H [n, n], the matrices that mix the streams; descending.
+            [n]
         geometric_mean: The geometric mean of the singular values in `product`.
-        direct: 1ᵀ H_L … H_1 1 / n with the skips H: the factor by which skips alone multiply the mean stream.
+        direct: 1ᵀ H_L … H_1 1 / n, where 1 is the vector of ones: the factor by which skips alone multiply the mean
+            stream.
     """
 
     similarity: Tensor
@@ -155,9 +169,9 @@ def _read_coefficients(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
 def effective_coefficients(call: LayerCall) -> tuple[Tensor, Tensor, Tensor]:
     """Return read, write and skip of a connection for every token, with the norm after the write multiplied in.
 
-    The norm divides each stream by its root mean square R, so the skip H becomes R⁻¹H and the write w becomes R⁻¹w. For
-    a layer norm, R belongs to the centred stream; the direction that centring removes and the norm's weights are left
-    out. All three tensors are in float64 on the CPU.
+    The norm divides each stream by its root mean square. With the diagonal matrix R of these n numbers, the skip H
+    becomes R⁻¹H and the write w becomes R⁻¹w. For a layer norm, R is from the streams minus their means. The projection
+    that subtracts the means and the norm's own weights are neglected. All three tensors are in float64 on the CPU.
     """
     read, write, skip = _read_coefficients(call)
     if call.post_norm:

@@ -2,10 +2,11 @@
 
 The final residual is the mean of the streams after the last layer, d numbers per token.
 
-The logit lens reads a hidden state with the model's head as if no layer followed. The Jacobian lens first multiplies
-the hidden state by the average derivative of the final residual. A model with n streams has a derivative by all
-streams. [d, n d] A fitted lens has the least-squares map instead of the derivative. The derivative misses a part of a
-sublayer behind a norm, because this sublayer does not change with its input's length.
+The logit lens applies the model's head to a hidden state as if no layer followed. The Jacobian lens first multiplies
+the hidden state by the average derivative of the final residual with respect to the hidden state. In a model with n
+streams, the derivative is with respect to all streams [d, n d]. A fitted lens has the least-squares map instead of the
+derivative. The derivative misses a part of each sublayer after a norm: the norm removes the length of the hidden state,
+so the sublayer's derivative in the direction of the hidden state is zero.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Lens:
 
     Attributes:
         layer: The layer's name.
-        matrix: The average derivative of a token's final residual by the token's streams, or the fitted map. [d, n, d]
+        matrix: The average derivative of a token's final residual with respect to the token's streams, or the fitted
+            map. [d, n, d]
         offset: The average final residual minus `matrix` times the average streams. [d]
         tokens: The number of tokens in the average.
     """
@@ -120,9 +122,9 @@ def lens(
 ) -> Lens:
     """Compute the average linear map from the streams after a layer to the mean of the streams after the last layer.
 
-    The map is the average derivative of a token's final residual by the token's own streams. One backward pass serves
-    all tokens of a prompt: each token gets a random sign, so that derivatives by other tokens cancel on average. The
-    estimated time is printed during the first prompt.
+    The map is the average derivative of a token's final residual with respect to the token's own streams. One backward
+    pass serves all tokens of a prompt: each token gets a random sign, so that derivatives with respect to other tokens
+    cancel on average. The estimated time is printed during the first prompt.
 
     Args:
         model: A model with hyper-connections, or with a list of like layers.
@@ -130,8 +132,8 @@ def lens(
         prompts: The inputs of several calls of the model; a hundred give a good average.
         rank: Approximate the map as the mean of the streams plus a matrix of this rank, with 2 · rank products per
             prompt instead of d. None computes the map in full.
-        fit: Fit the map by least squares instead, without derivatives. It predicts the final residual better, but
-            shows a correlation with the streams and not their effect.
+        fit: Fit the map by least squares instead, without derivatives. The fitted map predicts the final residual
+            better, but shows correlations with the streams, not the effect of the streams.
         seed: The seed of the random signs and directions.
         say: Called with the estimated time; None for silence.
 
@@ -168,8 +170,8 @@ class _Work:
 
     Attributes:
         sketch: For a map of low rank, in the second pass: orthonormal directions of the streams. [n d, rank]
-        products: For a fitted map, the sum of all products of two stream features. [n d, n d]
-        energy: For a fitted map, the sum of the final residual's squares.
+        products: For a fitted map, the sum of x xᵀ over tokens; x [n d] are a token's streams. [n d, n d]
+        energy: For a fitted map, the sum of |y|² over tokens; y [d] is a token's final residual.
     """
 
     def __init__(
@@ -221,7 +223,7 @@ class _Work:
         self.total += (products * signs).sum(1).double().cpu()
 
     def _spread(self, rows: Tensor, signs: Tensor) -> Tensor:
-        """Copy rows to every token, multiplied by the token's sign. [k, size] → [k, tokens size]"""
+        """Copy rows to every token, multiplied by the token's sign. [k, size], [tokens, 1] → [k, tokens size]"""
         return (rows.to(signs).unsqueeze(1) * signs).flatten(1)
 
     def begin_second_pass(self) -> None:
@@ -231,7 +233,7 @@ class _Work:
         self.total = torch.zeros(len(self.directions), len(self.final), dtype=torch.float64)
 
     def make_lens(self) -> Lens:
-        """Return the lens: the average over all tokens."""
+        """Compute the lens from the sums over all tokens."""
         width = len(self.final)
         matrix = self.total / self.tokens  # the map [d, n d], or after a second pass (map @ sketch)ᵀ [rank, d]
         mean = self._mean_streams(torch.eye(width, dtype=torch.float64))
@@ -247,7 +249,7 @@ class _Work:
         return Lens(self.name, matrix.reshape(width, -1, width).float(), offset.float(), self.tokens)
 
     def _mean_streams(self, rows: Tensor) -> Tensor:
-        """Multiply rows by the matrix that takes the mean of the streams. [k, d] → [k, n d]"""
+        """Multiply rows by the matrix [d, n d] that maps all streams to their mean. [k, d] → [k, n d]"""
         n = len(self.streams) // len(self.final)
         return (rows / n).repeat(1, n)
 
@@ -314,14 +316,15 @@ class _Work:
 
 
 def fit_ridge(products: Tensor, shared: Tensor, energy: float, freedom: int) -> Tensor:
-    """Return the matrix B that maps x to y with the least error in new examples, by ridge regression. [d, k]
+    """Fit a matrix B with y ≈ B x by ridge regression. [d, k]
 
-    The ridge minimises the generalised cross-validation error, residual / (freedom - parameters)².
+    The ridge parameter minimises the generalised cross-validation error, residual / (freedom - p)², where p is the
+    effective number of parameters.
 
     Args:
-        products: The sum of x xᵀ over centred examples. [k, k]
-        shared: The sum of y xᵀ. [d, k]
-        energy: The sum of |y|².
+        products: The sum of x xᵀ over centred examples x [k]. [k, k]
+        shared: The sum of y xᵀ over centred examples y [d]. [d, k]
+        energy: The sum of |y|² over centred examples.
         freedom: The number of examples minus one.
     """
     values, vectors = torch.linalg.eigh(products)

@@ -185,7 +185,7 @@ class _Work:
         return shared_positions(x, y)
 
     def _run_layers(self, start: Tensor) -> Tensor:
-        """Run the model with the streams before the first layer replaced; return the streams after the last layer."""
+        """Run the model with `start` as the streams before the first layer; return the streams after the last layer."""
         recording = Recording(replacement=(self.chain[0].number, start))
         with record_layers(self.model, self.found_layers, recording):
             run_between(self.ends, self.call, self.at.x.detach())
@@ -233,7 +233,16 @@ class _Work:
             )
 
     def _plan_tokens(self, name: str, at: LinearisedMap, share: str, tokens: int) -> dict[int, Part]:
-        """Plan evenly spaced single tokens; add a note and plan none if one token would exceed the time limit."""
+        """Plan the measurement of single tokens, evenly spaced, and return the plans by the token's number.
+
+        If one token would exceed the time limit, add a note and plan no token.
+
+        Args:
+            name: The beginning of the names of the measurements.
+            at: The map, whose Jacobian's blocks for single tokens are measured.
+            share: The key in `_SHARES` of these measurements' share of the time limit.
+            tokens: The number of tokens.
+        """
         positions = _spread(tokens, math.prod(at.positions))
         parts = {
             position: self._plan_part(f"{name} {position}", Jacobian(at, position), share, len(positions))
@@ -303,7 +312,7 @@ class _Work:
     def measure_layers(
         self, comparisons: Sequence[TheoryComparison]
     ) -> tuple[list[LayerMeasurement], SharedModes | None]:
-        """Measure each layer's gain, gradient and streams, and the shared modes of all layers.
+        """Measure each layer's gain, gradient and streams, and the layers' shared modes (see shared_modes.py).
 
         Args:
             comparisons: The comparisons at single tokens; the mean of their predicted gradients is each layer's

@@ -71,9 +71,13 @@ def plan_part(name: str, jacobian: Jacobian, saved: int, seconds: float, method:
     """Choose the method, the size and the cost of the measurement of one Jacobian.
 
     Args:
-        saved: The bytes that the model's graph saves.
+        name: The name of the map.
+        saved: The bytes that the model's autograd graph saves.
         seconds: The time limit of the measurement.
-        method: "dense" or "lanczos", which is then used at any cost, or "auto" for a choice by cost.
+        method: "dense" or "lanczos" to use this method at any cost; "auto" for dense if it fits into memory and time,
+            otherwise Lanczos, shortened to fit.
+        probes: The requested number of random vectors of Lanczos quadrature.
+        steps: The requested number of Lanczos steps per random vector.
     """
     (rows, columns), at = jacobian.shape, jacobian.at
     free_bytes = _SHARE * free_memory(at.y.device)
@@ -97,14 +101,14 @@ def plan_part(name: str, jacobian: Jacobian, saved: int, seconds: float, method:
 
 
 def describe_time(seconds: float) -> str:
-    """Return a duration in words."""
+    """Return a duration in words, such as "90 s" or "3 min"."""
     if seconds < 1:
         return "a second"
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def describe_bytes(count: int) -> str:
-    """Return an amount of memory in words."""
+    """Return a number of bytes in words, such as "20 MiB"."""
     return f"{max(count / 2**20, 1):.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
 
 
@@ -146,8 +150,8 @@ def measure_quadrature(
 ) -> Spectrum:
     """Estimate the spectrum by Golub–Kahan–Lanczos quadrature from random vectors.
 
-    The random vectors are inputs or outputs of the map, whichever are smaller. JᵀJ is never formed, so small singular
-    values keep their digits.
+    The random vectors have the size of the map's input or output, whichever is smaller. JᵀJ is never formed, so small
+    singular values keep their digits.
 
     Args:
         probes: The number of random vectors; their scatter gives the error bars.

@@ -1,8 +1,9 @@
 r"""recommend: rank the mixers for a model of a given depth by the theory of networks with norms.
 
-For random weights, the theory gives each mixer's numbers at its start and after its skips have drifted from the
-identity: the collapsed share of the Jacobian J of all streams, the gradients of the model's own map
-T = reduce ∘ J ∘ expand, the number of layers until differences between streams are lost, and the cost.
+A connection's skip is the matrix H [n, n] that mixes its n streams, and a mixer is the constraint on H. For random
+weights, the theory gives each mixer's numbers at its start and after its skips have drifted from the identity: the
+collapsed share of the Jacobian J of all streams (the share of its singular values below 0.1), the gradients of the
+model's own map T = reduce ∘ J ∘ expand, the number of layers until differences between streams are lost, and the cost.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ class Candidate:
         geometric_mean: The geometric mean of J's singular values with drifted skips.
         direct_path: $1^\top H_L \cdots H_1 1/n$ with drifted skips H: without sublayers, T is this multiple of the
             identity.
-        gradient_gains: The mean squared singular value of T's derivative by each sublayer's output, with drifted
-            skips. [L]
+        gradient_gains: The mean squared singular value of the derivative of the final mean stream with respect to each
+            sublayer's output, with drifted skips. [L]
         layers_until_collapse: The number of drifted layers after which differences between streams are below 0.1.
         parameters: The number of parameters of one connection whose coefficients depend on the token.
         flops: The number of operations of one connection per token, without its sublayer.
@@ -205,7 +206,7 @@ def recommend(
         scales: For each of a sublayer's two weight matrices, the variance of an entry times the number of columns;
             PyTorch's default is (1/3, 1/3).
         gated: Whether sublayers are gated, such as SwiGLU.
-        start_variance: The mean square of the model's embeddings.
+        start_variance: The mean square of the entries of the model's embeddings.
         mixers: Mixers, names in `MIXERS`, or MODULE:CLASS for a mixer of your own; by default all names that allow
             this number of streams.
 
@@ -294,7 +295,7 @@ class _Model:
         return self.make(skips, self.read, self.write, self.mlp, self.start_variance)
 
     def own_map(self, skips: Tensor, network: spectra.Network) -> spectra.Network:
-        """Return the network of the model's own map T; if all rows of the skips sum to one, the plain network's."""
+        """Return the network of the model's own map T; skips whose rows all sum to one give the plain network's T."""
         plain = float((skips.sum(-1) - 1).abs().max()) < 1e-6
         return (self.plain if plain else network).end_to_end()
 

@@ -1,7 +1,7 @@
 """Record every call of a model's hyper-connections: streams, sublayer input and output, and coefficients.
 
-A model without hyper-connections has its layers recorded: the longest list of modules of one class that map a hidden
-state to a hidden state of the same shape. Such a layer counts as one stream with read and write weights of one.
+In a model without hyper-connections, the layers are recorded: the longest list of modules of one class that map a
+hidden state to a hidden state of the same shape. Such a plain layer counts as a connection with one stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from jpmhc.diagnose.jacobian import shared_positions
 
 @dataclass
 class LayerCall:
-    """One call of one connection or layer; its tensors are in the model's graph.
+    """One call of one connection or plain layer; its tensors are in the model's autograd graph.
+
+    For a plain layer, `before` and `inside` are the layer's input [..., d], `output` and `after` its output [..., d].
 
     Attributes:
         name: The module's name; after the recording, with the number of the call if there were several calls.
@@ -86,7 +88,7 @@ class Recording:
 
 @contextmanager
 def record_layers(model: nn.Module, layers: Sequence[nn.Module], recording: Recording) -> Iterator[Recording]:
-    """Record every call of these connections or layers inside the context, without a change of the model's result."""
+    """Record every call of these connections or layers inside the context; only a replacement changes the results."""
     names = {module: name for name, module in model.named_modules()}
     with ExitStack() as stack:
         for layer in layers:
@@ -106,7 +108,13 @@ class RecordedState(NamedTuple):
     """The state between a connection's read and its write, which records the call when it writes.
 
     Attributes:
-        chosen: The state of the form that computed the read, which also computes the write.
+        x: The streams as the read got them: n streams, or one stream that stands for n equal streams.
+        streams: The n streams that were read: x, or a replacement (see `Recording`). [..., n, d]
+        h: The result of the read, the sublayer's input. [..., d]
+        chosen: The state from the implementation ("form") that computed the read and also computes the write.
+        recording: The recording to which the write adds the call.
+        name: The connection's name in the model.
+        number: The number of the call.
     """
 
     x: Tensor
@@ -181,7 +189,10 @@ def _watch_layer(layer: nn.Module, name: str, recording: Recording) -> Iterator[
 
 
 def find_hidden_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int | str, Tensor | None]:
-    """Return the position or name, and the value, of a call's first floating-point tensor except attention masks."""
+    """Return the position or name, and the value, of a call's first floating-point tensor.
+
+    The keyword argument `attention_mask` does not count. Without such a tensor, return ("", None).
+    """
     values: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
     for position, value in values:
         if isinstance(value, Tensor) and value.is_floating_point() and position != "attention_mask":
@@ -190,7 +201,7 @@ def find_hidden_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[in
 
 
 def find_layers(model: nn.Module) -> list[nn.Module]:
-    """Return a model's hyper-connections, or without hyper-connections its longest list of modules of one class.
+    """Return a model's hyper-connections; if there are none, return its longest list of modules of one class.
 
     A list inside another list does not count: the layers are returned, not the experts inside each layer. Connections
     of stacks with delayed reads are left out, because a sublayer's input there comes from another connection's read.
@@ -212,7 +223,7 @@ def find_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def longest_chain(calls: Sequence[LayerCall]) -> list[LayerCall]:
-    """Return the longest series of calls in which each call begins with the streams after the call before."""
+    """Return the longest series of calls with gradients in which each call gets the previous call's streams."""
     runs: list[list[LayerCall]] = []
     for call in calls:
         linked = runs and runs[-1] and _same(runs[-1][-1].after, call.before)

@@ -304,7 +304,7 @@ def _hooked(module: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
 
 
 def find_tensor(output: Any, name: str) -> Tensor:
-    """Return a module's output if it is a floating-point tensor, or else the first such tensor inside the output."""
+    """Return a module's output or the first floating-point tensor in it; errors call the output `name`."""
     tensor = output
     if isinstance(output, Mapping):
         tensor = next((output[key] for key in (*_OUTPUTS, *output) if output.get(key) is not None), None)
@@ -317,7 +317,7 @@ def find_tensor(output: Any, name: str) -> Tensor:
 
 
 def replace_tensor(output: Any, replace: Callable[[Tensor], Tensor], name: str) -> Any:
-    """Return a module's output, with its first tensor t replaced by `replace(t)`."""
+    """Return a module's output, with its first tensor t replaced by `replace(t)`; errors call the output `name`."""
     if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
         return type(output)([replace(output[0]), *output[1:]])
     if not isinstance(output, Tensor) or not output.is_floating_point():
@@ -326,7 +326,7 @@ def replace_tensor(output: Any, replace: Callable[[Tensor], Tensor], name: str) 
 
 
 def fit_batch(model: nn.Module, ends: Ends, call: Callable[..., Any]) -> list[str]:
-    """Cut the batch in `ends.arguments` to as many examples as have a graph that fits into memory.
+    """Cut the batch in `ends.arguments` to the largest number of examples whose autograd graph fits into memory.
 
     Return a list of one note if the batch was cut, else an empty list.
     """
@@ -347,7 +347,7 @@ def fit_batch(model: nn.Module, ends: Ends, call: Callable[..., Any]) -> list[st
 
 
 def measure_graph(model: nn.Module, run: Callable[[], Any]) -> tuple[int, Any]:
-    """Run the model; return the bytes that its graph saves in addition to the weights, and the run's result."""
+    """Run the model; return the bytes that its autograd graph saves (without the weights), and the run's result."""
     sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -363,7 +363,10 @@ def measure_graph(model: nn.Module, run: Callable[[], Any]) -> tuple[int, Any]:
 def record_graph(
     model: nn.Module, layers: Sequence[nn.Module], ends: Ends, call: Callable[..., Any]
 ) -> tuple[Tensor, Tensor, list[LayerCall], int]:
-    """Run the model once with an autograd graph, with connections computed by plain operations, which can be batched.
+    """Run the model once with an autograd graph, and record the calls of its layers.
+
+    Connections run as plain PyTorch operations, unless one asks for fused kernels: backward passes through plain
+    operations can be batched.
 
     Returns:
         The map's input and output, the layers' calls, and the bytes that the graph saves.

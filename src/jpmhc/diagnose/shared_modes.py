@@ -29,9 +29,9 @@ class SharedModes:
         correlations: The Gram matrix over layers of the normalised sublayer Jacobians. [L, L]
         eigenvalues: The eigenvalues of `correlations`, descending. [L]
         limit: An eigenvalue above this limit is a shared mode.
-        directions: The eigenvectors of the shared modes: each layer's weight in each mode. [L, K]
-        shares: For each sublayer, the shared part's share of the squared Frobenius norm. [L]
-        share: The shared parts' share of the squared Frobenius norm of all layers together.
+        directions: The eigenvectors of the K shared modes: each layer's weight in each mode. [L, K]
+        shares: For each sublayer, the shared part's share of the squared Frobenius norm of R_l. [L]
+        share: The share of all shared parts in the sum of the layers' squared Frobenius norms.
     """
 
     correlations: Tensor
@@ -55,8 +55,9 @@ def find_modes(products: Tensor, samples: int) -> SharedModes:
     """Find the shared modes of layers from the inner products of their sublayers' Jacobians.
 
     Args:
-        products: Inner products of the Jacobians without their multiples of the identity. [L, L]
-        samples: The number of summands in each inner product: d² for matrices, min(k, d) d for k random probes.
+        products: Inner products of the Jacobians R_l [d, d] without their multiples of the identity. [L, L]
+        samples: The number of summands in each inner product: d² for matrices, min(k, d) d for products with k random
+            vectors.
 
     Example:
         >>> layers = torch.randn(6, 40, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -33,18 +33,19 @@ _REDRAWN = 200
 class Spectrum:
     """The measured singular values of a Jacobian, with weights.
 
-    Quadrature with few nodes gives only a lower and an upper bound of the distribution function. A share of singular
-    values is then the mean of the two bounds, and `error` includes the distance to the bounds.
+    Lanczos quadrature from random vectors ("probes") gives only a lower and an upper bound of the distribution
+    function. A share of singular values is then the mean of the two bounds, and `error` includes the distance to the
+    bounds.
 
     Attributes:
-        values: Singular values, ascending in each row. One row for a dense measurement, one for each probe of Lanczos
-            quadrature. [s, k]
-        weights: The share of all singular values that each of `values` represents; rows sum to one. [s, k]
+        values: Singular values, ascending in each row. A dense measurement has one row; Lanczos quadrature has
+            one row of k nodes for each of s probes. [s, k]
+        weights: The share of all singular values that each of `values` represents; each row sums to one. [s, k]
         shape: Rows and columns of the Jacobian.
         method: "dense" or "lanczos".
-        floor: Singular values below this are rounding errors.
-        side: The distribution function behind shares, quantiles and the geometric mean: its "lower" bound, its
-            "upper" bound, or "middle" (for shares the mean of the bounds, for the others the quadrature itself).
+        floor: Singular values below the floor are rounding errors.
+        side: The distribution function from which shares, quantiles and the geometric mean are computed: its "lower"
+            bound, its "upper" bound, or "middle" (for shares the mean of the bounds, otherwise the quadrature itself).
     """
 
     values: np.ndarray
@@ -159,8 +160,9 @@ class Spectrum:
     def _redraw(self) -> Iterator[Spectrum]:
         """Yield the spectra that other random vectors would have shown.
 
-        The share w of N singular values comes from s N w squared Gaussian numbers, whose sum is Gamma-distributed with
-        the shape s N w / 2. The scatter of a few vectors is less reliable: it is small if no vector shows the tail.
+        With s random vectors and N singular values, a weight w comes from s N w squared Gaussian numbers, whose sum is
+        Gamma-distributed with the shape s N w / 2. The scatter between the s vectors would be less
+        reliable, because it is small if no vector shows the tail.
         """
         values, weights = self._pooled()
         shape = weights / weights.sum() * (len(self.values) * min(self.shape) / 2)
@@ -217,7 +219,10 @@ class Spectrum:
 
 
 def _quantile(values: np.ndarray, weights: np.ndarray, probability: float) -> float:
-    """Return a quantile of weighted values, interpolated between values at the middle of their weights."""
+    """Return a quantile of ascending values with weights, by linear interpolation.
+
+    Each value is the quantile at the weight of all smaller values plus half its own weight.
+    """
     middle = (np.cumsum(weights) - weights / 2) / weights.sum()
     return float(np.interp(probability, middle, values))
 
@@ -225,10 +230,11 @@ def _quantile(values: np.ndarray, weights: np.ndarray, probability: float) -> fl
 def _bound_shares(jacobi: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Return bounds of the share of singular values up to each point, from a probe's Jacobi matrix. [2, points]
 
-    The bounds are the weights below x² and up to x² of the quadrature with the same number of nodes and one node at the
-    point x². Its Jacobi matrix differs from the Gauss quadrature's only in the last diagonal entry, which is
-    x² + b² [(T - x²)⁻¹]: T is the matrix without the last row and column, [.] the last diagonal entry, and b the entry
-    beside the last diagonal entry.
+    The Jacobi matrix [k, k] of the squared singular values gives a Gauss quadrature with k nodes. For each point x,
+    another quadrature with k nodes has one node at x²; the bounds are its total weight below x² and up to x². Its
+    Jacobi matrix differs from the given one only in the last diagonal entry, which is x² + b² e. Here b is the entry
+    beside the last diagonal entry, T is the matrix without the last row and column, and e is the last diagonal entry of
+    (T - x²)⁻¹.
     """
     if len(jacobi) < 2:
         share = np.searchsorted(np.sqrt(jacobi.diagonal()), points, side="right")

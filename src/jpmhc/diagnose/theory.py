@@ -35,7 +35,8 @@ def token_coefficients(calls: Sequence[LayerCall], skips: Sequence[float], posit
     multiple becomes part of the skip, exactly: H ⊗ 1 + w rᵀ ⊗ (a 1 + R) = (H + a w rᵀ) ⊗ 1 + w rᵀ ⊗ R.
 
     Args:
-        skips: The multiple of the identity in the Jacobian of each plain layer or connection's sublayer.
+        skips: The number a for each call. [L]
+        position: The token's number.
     """
     one = torch.ones(1, dtype=torch.float64)
     layers = []
@@ -128,10 +129,11 @@ def rotate_sublayers(
 ) -> tuple[Spectrum, Spectrum]:
     """Compute the spectra of J (all streams) and T (the mean stream) with random singular vectors in every sublayer.
 
-    Only the sublayers' own parts are rotated, not their shared parts (see shared_modes.py). For small matrices, several
-    draws make one spectrum.
+    Random rotations replace the singular vectors of the sublayers' own parts; the shared parts stay (see
+    shared_modes.py). For small matrices, each spectrum contains the singular values of several random draws.
 
     Args:
+        layers: Read [n], write [n] and skip [n, n] of each layer.
         matrices: The sublayers' Jacobians. [d, d] each
         modes: The shared modes of the layers; None for sublayers without shared parts.
     """

@@ -60,8 +60,9 @@ def watch(
     A step begins with the first call of the model in train mode after a step of an optimizer that has the model's
     parameters; further calls before the next optimizer step (gradient accumulation) belong to the same step. The
     model's results, gradients and random numbers do not change. Steps that are not watched cost nothing. A warning is
-    given if the optimizer lacks the connections' weights, and the first time that a number is not finite, that the
-    product of the skips loses or stretches the streams tenfold, or that a sublayer's output is ten times its input.
+    given if the optimizer lacks the connections' weights. Another warning is given the first time that a number is not
+    finite, that the product of the skips shrinks or stretches the streams more than tenfold, or that a sublayer's
+    output is more than ten times its input.
 
     Args:
         model: The model, whose hyper-connections are watched, or whose layers if it has no hyper-connections.
@@ -187,7 +188,7 @@ def summarise_calls(calls: list[LayerCall]) -> dict[str, float]:
 
 
 def find_alarms(numbers: dict[str, float]) -> dict[str, str]:
-    """Return {name: alarm sentence} for the numbers that are not finite or are beyond their limits.
+    """Return {name: alarm sentence} for the numbers that are not finite or beyond a limit, a factor of ten.
 
     >>> find_alarms({"skips/direct_path": 0.95, "signal_gain/largest": 20.0})
     {'signal_gain/largest': "a sublayer's output is larger than its input, by the factor 20"}
@@ -211,7 +212,7 @@ def _distance_to_identity(call: LayerCall) -> float:
 
 
 def _signal_gain(call: LayerCall) -> float:
-    """Return a sublayer's gain: the root mean square of its output (of a plain layer's change) over its input's."""
+    """Return the root mean square of a sublayer's output (or a plain layer's change) divided by its input's."""
     change = call.output if call.coefficients is not None else call.output - call.inside
     size = float(call.inside.detach().float().square().mean().sqrt())
     return float(change.detach().float().square().mean().sqrt()) / max(size, 1e-30)

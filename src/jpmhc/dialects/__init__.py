@@ -1,6 +1,8 @@
 """Convert the weights of published models to this package's connections, and back to the models' names.
 
-A new dialect needs a file in this folder, and here an import, its name in `__all__` and an entry in `DIALECTS`.
+A dialect is a family of models whose connections have the same formulas, and tensors with the same names. A site is the
+place of a connection or a head in a model, such as "layers.0.attn" or "head". A new dialect needs a file in this
+folder, and here an import, its name in `__all__` and an entry in `DIALECTS`.
 """
 
 from types import ModuleType

@@ -4,7 +4,8 @@ The norm is over all n · d numbers of a token, with its eps under the root. Wit
 or the write,
 
     read = σ + eps,  write = 2σ,  H = Cᵀ,
-    C = softmax of the skip's logits over rows + eps, then columns, rows, …, columns, each divided by its sum + eps.
+    C = softmax of each row of the skip's logits, plus eps; then the columns, rows, …, columns in turn are divided by
+        their sums plus eps.
 """
 
 from typing import Any
@@ -34,7 +35,7 @@ load, dump = DIALECT.load, DIALECT.dump
 
 
 class Layer(ConnectedLayer):
-    """A forward for a `transformers` decoder layer; this package's connections use the layer's parameters."""
+    """Computes a `transformers` decoder layer with this package's connections, which use the layer's parameters."""
 
     def forward(self, hidden_states: Tensor, input_ids: Tensor | None = None, **kwargs: Any) -> Tensor:
         layer = self.layer
@@ -45,7 +46,7 @@ class Layer(ConnectedLayer):
 
 
 class Head:
-    """A forward for the learned head in `transformers`, which computes the head by this package's functions."""
+    """Computes the learned head of `transformers` by this package's functions."""
 
     def __init__(self, head: Any, name: str, kernels: str) -> None:
         self.head = head

@@ -17,7 +17,7 @@ load, dump = DIALECT.load, DIALECT.dump
 
 
 class Layer(ConnectedLayer):
-    """A forward for a `transformers` decoder layer; this package's connections use the layer's parameters."""
+    """Computes a `transformers` decoder layer with this package's connections, which use the layer's parameters."""
 
     def forward(
         self,

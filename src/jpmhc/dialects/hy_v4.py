@@ -41,7 +41,7 @@ def load(
     """Make the connections and the head of an HY-V4 model from its state dict.
 
     Args:
-        state_dict: The model's tensors under Hugging Face's or the original names; other tensors are left alone.
+        state_dict: The model's tensors under Hugging Face's or the original names; other tensors are ignored.
         streams: The number of streams, `hc_mult` of the model's configuration.
         magnitude: The largest write weight without eps, `hc_magnitude`.
         eps: Added to the read weights and the write weights, `hc_eps`.
@@ -63,7 +63,7 @@ def load(
 
 
 class Layer(ConnectedLayer):
-    """A forward for a `transformers` decoder layer; this package's connections use the layer's parameters."""
+    """Computes a `transformers` decoder layer with this package's connections, which use the layer's parameters."""
 
     @staticmethod
     def borrow(connection: Any, name: str, kernels: str) -> HyperConnection:

@@ -1,4 +1,7 @@
-"""Find the tensors of hyper-connections in a model's state dict by the dialect's names for these tensors."""
+"""Find the tensors of hyper-connections in a model's state dict by the dialect's names for these tensors.
+
+A site is the place of a connection or a head, such as "layers.0.attn"; its parts are its tensors, such as "fn".
+"""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +17,7 @@ class Naming:
     Args:
         prefix: The text before every key in the published model.
         templates: For each site, such as `"layers.{}.attn"`, the key of its parts: `"layers.{}.attn_hc.[part]"`.
-        parts: For each site, {part: the part's name in the key}. Sites that are not listed have the parts under "".
+        parts: For each site, {part: the part's name in the key}. The entry "" is for all sites without an entry.
     """
 
     def __init__(self, prefix: str, templates: dict[str, str], parts: dict[str, dict[str, str]]) -> None:
@@ -63,7 +66,8 @@ def collect_sites(state_dict: Mapping[str, Tensor], namings: Mapping[str, Naming
     Args:
         state_dict: The tensors of a model, or only of its connections.
         namings: The dialect's sets of names; all keys must be from one set.
-        marker: A pattern that every key of a connection matches, and no other key.
+        marker: A regular expression that every key of a connection matches, and no other key.
+        dialect: The dialect's name in messages.
     """
     check_state_dict(state_dict)
     sites: Sites = {}
@@ -90,7 +94,7 @@ def collect_sites(state_dict: Mapping[str, Tensor], namings: Mapping[str, Naming
 
 
 def _check_layers(sites: Sites, naming: Naming, prefix: str) -> None:
-    """Raise an error if a layer is missing, or if a connection of a layer is missing."""
+    """Raise an error if a layer has no key or lacks one of the connections that other layers have."""
     for group in {pattern.split(".")[0] for pattern in naming.templates if "{}" in pattern}:
         kinds = {_kind_of(site) for site in sites if site.startswith(f"{group}.")}
         numbers = {int(site.split(".")[1]) for site in sites if site.startswith(f"{group}.")}

@@ -56,7 +56,7 @@ class ConnectedLayer:
         )
 
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
-        """Return the attention's input and the state, from the read in `ahead` or else from a new read."""
+        """Return the attention's input and the state for its write, from the read in `ahead` or from a new read."""
         ahead = None
         if not torch.compiler.is_compiling():
             ahead, self.ahead = self.ahead, None
@@ -76,7 +76,7 @@ def link_layers(runners: Sequence[tuple[str, Runner]]) -> None:
     """Set `following` of each `ConnectedLayer` to the layer whose name has the next number.
 
     Args:
-        runners: Pairs of a name in the model and the runner.
+        runners: Pairs of a module's name in the model and the module's runner.
     """
     by_name = {name: runner for name, runner in runners if isinstance(runner, ConnectedLayer)}
     for name, runner in by_name.items():

@@ -139,7 +139,7 @@ class Dialect:
     Attributes:
         title: The family's name, for messages.
         namings: The family's sets of names, such as `"huggingface"`, by the name of the set.
-        marker: A pattern that every key of a connection matches, and no other key.
+        marker: A regular expression that every key of a connection matches, and no other key.
         norm_eps: `rms_norm_eps` of the family's configurations.
         mean_head: Whether the head is the mean of the streams, which has no key in the state dict.
         skip: The skip matrix, in the words of `describe_skip`.
@@ -198,7 +198,12 @@ class Dialect:
         norm_eps: float,
         **settings: Any,
     ) -> dict[str, ScaledConnection | StreamHead]:
-        """Make the connection or the learned head of every site in a state dict, and return them by site."""
+        """Make the connection or the learned head of every site in a state dict, and return them by site.
+
+        Args:
+            iterations: The number of Sinkhorn iterations; None makes the skip the identity.
+            settings: Other settings of `make_scaled_connection`; all other arguments are as in `load`.
+        """
         checks.whole_number(streams, "streams")
         checks.optional_whole_number(iterations, "iterations")
         sites = collect_sites(state_dict, self.namings, self.marker, self.title)
@@ -251,7 +256,7 @@ class Dialect:
 
 
 def join_scales(parts: Mapping[str, Tensor], site: str) -> ScaledParameters:
-    """Return one connection's parameters as a module, with separate scales joined into one tensor."""
+    """Return one connection's parameters as a module; scales in separate tensors (`SCALES`) are joined into one."""
     if "scale" in parts:
         return ScaledParameters(**parts)
     for name in SCALES:
@@ -264,7 +269,9 @@ def read_parts(module: nn.Module, site: str, dialect: str, skip: str) -> dict[st
     """Return the tensors of a connection or a head by part (`PARTS`); none for a head without parameters.
 
     Args:
-        skip: The dialect's skip. A connection with another skip raises an error.
+        site: The site of the connection, for messages.
+        dialect: The dialect's name, for messages.
+        skip: The dialect's skip, as in `Dialect.skip`. A connection with another skip raises an error.
     """
     if isinstance(module, ScaledConnection):
         if describe_skip(module.mixer) != skip:
@@ -292,8 +299,10 @@ def make_scaled_connection(
 
     Args:
         iterations: The number of Sinkhorn iterations; None makes the skip the identity.
-        eps: Added to the reads, and in the Sinkhorn iterations.
+        eps: Added to the read weights, and in the Sinkhorn iterations.
+        norm_eps: The norm's eps.
         borrowed: Whether the module `parameters` stays a part of another model.
+        site: The name of the connection's place, for messages.
         transposed: Whether the skip is the transpose of the Sinkhorn matrix.
         settings: Other settings of `ScaledMap`; `read_eps` replaces `eps` for the reads.
     """
@@ -335,7 +344,7 @@ def make_head(parts: Mapping[str, Tensor], streams: int, eps: float, norm_eps: f
 
 
 def _find_dim(tensors: ConnectionTensors, streams: int, logits: int, scales: int, site: str) -> int:
-    """Return the width of a stream. Raise an error unless the tensors fit the numbers of logits and scales."""
+    """Return the width of a stream. Raise an error unless the tensors have shapes for so many logits and scales."""
     fn = tensors.fn
     if fn.ndim != 2 or fn.shape[1] % streams:
         raise ValueError(f"{site}.fn must have the shape [{logits}, {streams} * dim], got {list(fn.shape)}")

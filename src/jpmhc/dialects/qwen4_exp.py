@@ -102,7 +102,7 @@ def write_gated(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
 
 
 def write_read_gated(x: Tensor, y: Tensor, weights: Tensor, *following: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return `write_gated(x, y, weights)` and the results of `read_gated` on it, which a compiler can fuse."""
+    """Return the streams after `write_gated` and their `read_gated`; in one function, a compiler can fuse both."""
     x = write_gated(x, y, weights)
     return x, *read_gated(x, *following)
 
@@ -179,18 +179,18 @@ def dump(
 
 
 class GatedResidualRunner:
-    """A forward for a gated residual of `transformers` (a connection or the head), by the functions of this file."""
+    """Computes a gated residual of `transformers` (a connection or the head) by the functions of this file."""
 
     def __init__(self, module: Any, name: str, kernels: str) -> None:
         checks.choice(kernels, KERNELS, "kind of kernels")
         self.module, self.kernels = module, kernels
 
     def flatten(self, hidden_states: Tensor) -> Tensor:
-        """Reshape the streams of all tokens. [..., n * d] → [T, n, d]"""
+        """Reshape the streams of all T tokens. [..., n * d] → [T, n, d]"""
         return hidden_states.reshape(-1, self.module.hc_count, self.module.hidden_size)
 
     def run(self, function: Callable[..., Any], x: Tensor, *arguments: Any) -> Any:
-        """Call a function with the module's parameters, compiled if `kernels` asks for fused passes.
+        """Call a function with the module's parameters, compiled if `kernels` is "fused", or "auto" on a GPU.
 
         Every call looks the parameters up, so that moved or sharded parameters are used.
         """
@@ -211,7 +211,7 @@ class GatedResidualRunner:
 
 
 class Layer:
-    """A forward for a `transformers` decoder layer, with the attention's write and the MLP's read in one function."""
+    """Computes a `transformers` decoder layer, with the attention's write and the MLP's read in one function."""
 
     def __init__(self, layer: Any, name: str, kernels: str) -> None:
         self.layer = layer

@@ -30,7 +30,17 @@ class HyperBlock(Llama3TransformerBlock):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Llama3TransformerBlock.Config):
-        """The settings of a block: the arguments of its connections, and whether the block is the first or the last."""
+        """The settings of a block, besides those of torchtitan's block.
+
+        Attributes:
+            dim: The width of a stream.
+            index: The number of the block.
+            first: Whether the block is the model's first block.
+            last: Whether the block is the model's last block.
+            streams: The number of streams.
+            mixer: A name from `MIXERS`.
+            options: Other arguments of `HyperConnection`.
+        """
 
         dim: int
         index: int
@@ -69,7 +79,7 @@ class HyperLlama3Model(Llama3Model):
         pass
 
     def verify_module_protocol(self) -> None:
-        """Check the modules as torchtitan does, but not the connections, which the blocks initialise."""
+        """Check all modules as torchtitan does, except the connections, which the blocks initialise."""
         ours = {id(part) for one in self.modules() if isinstance(one, HyperConnection) for part in one.modules()}
         for name, module in self.named_modules():
             if id(module) not in ours and not isinstance(module, Module):
@@ -136,7 +146,7 @@ def parallelize_hyper_llama(
 
     Args:
         parallelize: torchtitan's function.
-        model: The model, or a stage of it.
+        model: The model, or a pipeline stage of the model.
         parallel_dims, parallelism, ac_config, others: The arguments of torchtitan's function.
     """
     if isinstance(ac_config, SelectiveAC.Config):

@@ -20,13 +20,14 @@ ADDITIONS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
 class ResidualAdditions(TorchFunctionMode):
     """A mode that counts the residual additions x + f(x) of each module during a run of a plain model.
 
-    Every tensor gets a bit and two masks of bits. The mask `same` has the tensor itself and the tensors that led to it
-    by casts, norms, sums and the like alone. The mask `branched` has the tensors that led to this tensor through
-    a weight matrix or an attention. An addition is residual if the newest tensor that is in one term's `same` and in
-    the other term's `branched` is newer than every tensor that is in the `same` of both terms.
+    Every tensor gets a bit of its own and two sets of ancestors, stored as masks of bits. The set `same` contains the
+    tensor itself and the ancestors that led to it only by casts, norms, sums and the like. The set `branched` contains
+    the ancestors that led to it through a weight matrix or an attention. An addition of two terms is residual if some
+    tensor is in `same` of one term and in `branched` of the other, and is newer than every tensor in `same` of both.
 
     Attributes:
-        counts: The number of additions in one call, by the module's name and the sum's number of dimensions and width.
+        counts: The number of residual additions in one call (the largest number if the calls differ), by the module's
+            name, the sum's number of dimensions and the sum's width.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -105,7 +106,12 @@ def tensors_in(values: Sequence[Any]) -> list[Tensor]:
 def describe_wrapping(
     model: nn.Module, plans: Sequence[LayerPlan], counts: dict[tuple[str, int, int], int]
 ) -> tuple[str, bool]:
-    """Return one sentence on which additions became connections, and whether it should be a warning."""
+    """Return one sentence on which additions became connections, and whether it should be a warning.
+
+    Args:
+        plans: The plans of the wrapped layers.
+        counts: The residual additions of the plain model, as in `ResidualAdditions`.
+    """
     sizes = {(plan.ndim, plan.dim) for plan in plans}
     plain = {name: count for (name, *size), count in counts.items() if tuple(size) in sizes}
     for plan in plans:

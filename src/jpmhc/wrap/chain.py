@@ -1,4 +1,9 @@
-"""Hooks on a chain of layers, which turn the hidden state into streams before the chain and back after it."""
+"""Hooks on a chain of layers, which turn the hidden state into streams before the chain and back after it.
+
+The hidden state [..., d] is the tensor that a plain model hands from layer to layer. Streams [..., n, d] are expanded
+from a hidden state as n copies, and reduced to a hidden state by their mean. A read ahead is a layer's first read,
+computed by the layer before it.
+"""
 
 import functools
 import itertools
@@ -35,7 +40,11 @@ def _is_no_container(value: object) -> bool:
 
 
 class SumOfStates(torch.autograd.Function):
-    """An identity on the streams; its backward pass sends the mean of their gradients through the hidden state."""
+    """An identity on the streams x [..., n, d], of which `state` [..., d] is the mean.
+
+    In the backward pass, the mean of the streams' gradients flows through `state`, so that code that uses the hidden
+    state sees the gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, state: Tensor) -> Tensor:
@@ -141,9 +150,9 @@ class Chain:
         return plan.with_entering(args, kwargs, entering)
 
     def end(self, layer: nn.Module, args: Args, kwargs: Kwargs, output: Any) -> Any:
-        """Turn the streams in a layer's output into a tensor [..., n, d], or after the last layer into a hidden state.
+        """Return a layer's output with its `Streams` object as a tensor (a hook after the layer).
 
-        This is a hook after the layer.
+        The tensor is the streams [..., n, d], or after the last layer the hidden state [..., d].
         """
         plan = connections_of(layer).plan
         streams = leaving_streams(layer, plan, output)
@@ -219,7 +228,7 @@ class Chain:
         return None
 
     def reduce_by_name(self, module: nn.Module, output: Any) -> Any:
-        """Return the output of a traced call with its streams reduced; names and shapes tell which tensors are streams.
+        """Return the output of a traced call with its streams reduced, which are known by their names and shapes.
 
         Args:
             module: The called module: the owner, or a module that contains the owner.
@@ -285,8 +294,8 @@ class Chain:
 
         Args:
             value: The tuple; any other value is returned unchanged.
-            named: Whether the tuple is known to have hidden states. Otherwise a tensor counts as streams only if the
-                tuple also has a hidden state of matching shape.
+            named: Whether the tuple is known to contain hidden states. Otherwise a tensor counts as streams only if the
+                tuple also contains a hidden state of matching shape.
         """
         if type(value) not in (tuple, list):
             return value

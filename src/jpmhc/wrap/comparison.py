@@ -48,7 +48,7 @@ def default_inputs(model: nn.Module) -> dict[str, Tensor]:
 
 @contextlib.contextmanager
 def explaining_guess(model: nn.Module, guess: Kwargs) -> Iterator[None]:
-    """Inside the context a model gets guessed arguments; replace an error by one that asks for `inputs`."""
+    """Replace an error inside the context, where the model gets guessed arguments, by one that asks for `inputs`."""
     try:
         yield
     except _FAILURES as error:
@@ -100,7 +100,7 @@ class OutputComparison:
         return self.model(*copy.copy(self.args), **copy.copy(self.kwargs))
 
     def differentiate(self, plan: LayerPlan) -> None:
-        """Store the gradient of the plain model's outputs with respect to the layer's input."""
+        """Store the gradient of the plain model's outputs with respect to the input of the plan's layer."""
         self.plan = plan
         try:
             self.gradient = self._gradient(plan)
@@ -168,7 +168,7 @@ def floating_tensors(output: object) -> list[Tensor]:
 
 
 def relative_difference(old: Tensor, new: Tensor) -> float:
-    """Return the largest difference divided by the largest old entry; NaN if the tensors' finite entries differ."""
+    """Return the largest difference divided by the largest old entry; NaN if the positions of finite entries differ."""
     finite = old.isfinite()
     if not torch.equal(finite, new.isfinite()):
         return float("nan")

@@ -15,7 +15,7 @@ NESTED = "use_nested_tensor"  # an attribute of PyTorch's encoder: whether its l
 
 
 def install(model: nn.Module, connections: Sequence[LayerConnections]) -> None:
-    """Give each layer its entry of `connections` and hooks, and give hooks to the modules around the layers."""
+    """Add the connections to their layers, and register hooks on the layers and on the modules around them."""
     register_with_einops()
     for members in _split_chains(connections):
         names = [member.plan.name for member in members]

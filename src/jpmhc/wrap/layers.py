@@ -82,7 +82,7 @@ class LayerPlan:
 
 
 def replace_entries(output: Any, values: dict[Any, Tensor | Streams]) -> Any:
-    """Return a layer's output with the entries of `values` put in by index or key, and other `Streams` made `bare`."""
+    """Return a layer's output with `values` as its entries by index or key; other `Streams` objects become tensors."""
     if isinstance(output, dict):
         for key, value in output.items():
             output[key] = values[key] if key in values else bare(value)

@@ -66,7 +66,7 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor | None:
 
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor | None:
-    """Insert a dimension of size one before the hidden state's last dimension in the streams x."""
+    """Insert a dimension of size one, at any place before the hidden state's last dimension, in the streams x."""
     position = dim if dim >= 0 else dim + x.ndim
     return x.unsqueeze(position) if position <= x.ndim - 2 else None
 
@@ -99,7 +99,7 @@ def getitem(x: Tensor, index: Any) -> Tensor | None:
 
 
 def _beside(x: Tensor, other: Any) -> Any:
-    """Return a factor of the hidden state, reshaped to broadcast over the streams x; None if it is larger."""
+    """Return a factor of the hidden state, reshaped to broadcast over the streams x; None if that is impossible."""
     if not isinstance(other, Tensor) or other.ndim <= 1:
         return other if not isinstance(other, Tensor) or other.ndim == 0 or other.shape[0] in (1, x.shape[-1]) else None
     shape = (*x.shape[:-2], x.shape[-1])
@@ -120,7 +120,7 @@ def div(x: Tensor, other: Any, **kwargs: Any) -> Tensor | None:
 
 
 def shift(x: Tensor, other: Any) -> Tensor | None:
-    """Return the streams x plus a number or a bias [d], which is not a residual addition."""
+    """Return the streams x plus a number or a bias [d]; this is not a residual addition."""
     term = _beside(x, other)
     return None if term is None else x + term
 
@@ -131,7 +131,7 @@ def clone(x: Tensor, **_: Any) -> Tensor:
 
 
 def _normalise(function: Callable[..., Tensor]) -> Operation:
-    """Return an operation on streams that calls a norm's function, if the norm is only over the last dimension."""
+    """Return an operation that applies a norm's function to streams, if the norm is only over the last dimension."""
 
     def normalise(x: Tensor, normalized_shape: Any, *args: Any, **kwargs: Any) -> Tensor | None:
         return function(x, normalized_shape, *args, **kwargs) if tuple(normalized_shape) == x.shape[-1:] else None
@@ -140,7 +140,7 @@ def _normalise(function: Callable[..., Tensor]) -> Operation:
 
 
 def _dropout(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Return the streams x after dropout, which is never in place."""
+    """Return the streams x after dropout; x is not changed, even with `inplace`."""
     return F.dropout(x, *args, **{key: value for key, value in kwargs.items() if key != "inplace"})
 
 

@@ -1,4 +1,8 @@
-"""Save and load wrapped models of `transformers`: the record in the configuration, and `load_wrapped`."""
+"""Save and load wrapped models of `transformers`.
+
+A record in the configuration describes the wrapping, by a recipe (`Recipe`) and the layers' plans (`LayerPlan`).
+`load_wrapped` adds the connections of the record before it loads the weights.
+"""
 
 import copy
 import dataclasses
@@ -74,7 +78,7 @@ def is_pretrained(model: nn.Module) -> bool:
 
 
 def _own_configs(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return a pair per configuration of a model: the name prefix of the outermost part that uses it, and itself.
+    """Return (name prefix of the outermost part that uses the configuration, configuration) for each configuration.
 
     Other models may share a configuration object, so this model's modules get a copy of it. A model without a head
     keeps the object, because it may be the body of a larger model that is saved with this configuration.
@@ -97,6 +101,7 @@ def read_record(record: dict[str, Any], mixer: Mixer | None = None) -> tuple[Rec
     """Return the recipe and the plans that a record describes.
 
     Args:
+        record: The record from the configuration.
         mixer: The mixer, if it is a class of the user's own, which a record cannot describe.
     """
     for key in ("layers", "streams", "mixer", "options"):
@@ -134,7 +139,10 @@ def _read_mixer(described: str | dict[str, Any] | None, mixer: Mixer | None) -> 
 
 
 def _describe_mixer(mixer: str | Mixer) -> str | dict[str, Any]:
-    """Return a mixer's name, or its name and settings; the settings are None if a record cannot hold them."""
+    """Return a mixer's description for a record: its name, or a dict with its name and settings.
+
+    If a record cannot hold all settings, "settings" is None, and "known" has the settings that it can hold.
+    """
     if isinstance(mixer, str):
         return mixer
     settings, complete = _read_settings(mixer)
@@ -144,7 +152,7 @@ def _describe_mixer(mixer: str | Mixer) -> str | dict[str, Any]:
 
 
 def _read_settings(mixer: Mixer) -> tuple[dict[str, int | float | str | None], bool]:
-    """Return a mixer's settings that a record can hold, and whether these are all of its settings."""
+    """Return the settings of a mixer that a record can hold (numbers, texts, None), and whether they are complete."""
     settings = {key: getattr(mixer, key, ...) for key in inspect.signature(type(mixer)).parameters}
     plain = {key: value for key, value in settings.items() if value is None or isinstance(value, int | float | str)}
     return plain, len(plain) == len(settings)
@@ -235,9 +243,9 @@ def load_wrapped(auto_class: Any, name_or_path: str | Path, *, mixer: Mixer | No
 
 
 def _load_config(auto_class: Any, name_or_path: str | Path, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the configuration, with the settings among the arguments applied, and the remaining arguments.
+    """Return the configuration, changed by the settings among `kwargs`, and the other entries of `kwargs`.
 
-    As in `from_pretrained`, the remaining arguments go to the model's class.
+    As in `from_pretrained`, the other entries are for the model's class.
     """
     from transformers import AutoConfig
 

@@ -1,8 +1,8 @@
 """A probing run: which modules are residual layers, and which operations lead from their input to their output.
 
-The hidden state of every candidate for a layer is replaced by a `Streams` object of one stream with plain additions,
-which records the operations on it without changing the numbers. A candidate that returns its object is a residual
-layer.
+The candidates are modules that may be residual layers. The hidden state of every candidate is replaced by a `Streams`
+object of one stream with plain additions, which records the operations on it without changing the numbers. A candidate
+that returns its object is a residual layer.
 """
 
 import dataclasses
@@ -39,7 +39,8 @@ class EveryRoute(Route):
     """A route on which every operation carries the residual stream.
 
     Attributes:
-        reads: The number of other computations from the hidden state.
+        additions: The number of additions to the hidden state.
+        reads: The number of computations from the hidden state that do not carry the residual stream.
         complaint: A clause about an operation that cannot be followed; "" if there is none.
     """
 
@@ -88,7 +89,14 @@ class Finding:
 
 @dataclass
 class Boundary:
-    """A hidden state between two layers: the calls (name, number) that returned and took it, and other uses."""
+    """A hidden state that a candidate returned, possibly for another candidate.
+
+    Attributes:
+        tensor: The hidden state.
+        maker: The call that returned it: the candidate's name and the number of the call.
+        taker: The call that got it as its hidden state; None without such a call.
+        used: Whether anything else uses it.
+    """
 
     tensor: Tensor
     maker: tuple[str, int]
@@ -187,7 +195,7 @@ class Probe(TorchFunctionMode):
 
 
 def plan_entry(name: str, module: nn.Module, args: Args, kwargs: Kwargs) -> LayerPlan | None:
-    """Return a plan whose hidden state is the first floating-point argument [..., d] of a candidate, or None."""
+    """Return a plan whose hidden state is a candidate's first floating-point argument [..., d]; None without one."""
     arguments: list[tuple[int | None, str | None, object]] = [(index, None, value) for index, value in enumerate(args)]
     arguments += [(None, key, value) for key, value in kwargs.items()]
     for position, keyword, value in arguments:
@@ -203,7 +211,7 @@ def plan_entry(name: str, module: nn.Module, args: Args, kwargs: Kwargs) -> Laye
 
 
 def find_streams(output: Any, route: Route) -> tuple[Streams | None, int | str | None]:
-    """Return the streams of a route in a layer's output, and their index or key (None if the output is the streams)."""
+    """Return a route's streams in a layer's output, and their index or key; None for each that does not exist."""
     if isinstance(output, Streams):
         return output, None
     pairs: Any = output.items() if isinstance(output, dict) else ()

@@ -1,4 +1,7 @@
-"""Search a model for its residual layers by probing runs, from its lists of modules down to the model itself."""
+"""Search a model for its residual layers by probing runs, from its lists of modules down to the model itself.
+
+A layer is followed if the probing run traces the residual stream through it, from its input to its output.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -19,6 +22,7 @@ def plan_layers(model: nn.Module, names: list[str] | None, run: Callable[[], obj
 
     Args:
         names: The names of the layers to follow; None to search for layers.
+        run: Calls the model with its inputs.
 
     Returns:
         A plan for each layer.
@@ -44,8 +48,9 @@ class Search:
     def find_layers(self) -> Probe:
         """Return a probing run in which all candidates are layers.
 
-        Candidates are the elements of the model's outermost lists of modules, or of inner lists if those elements
-        cannot be followed. Without followed lists, candidates are the model's children, and finally the model itself.
+        The first candidates are the elements of the model's outermost lists of modules. Elements that cannot be
+        followed are replaced by the elements of the lists inside them. If no list can be followed, the model's children
+        are the candidates, and finally the model itself.
         """
         lists = list(_lists_in(self.model, ""))
         groups_of_children = list(_children_of(self.model, ""))
@@ -83,7 +88,11 @@ class Search:
     def _descend(self, groups: list[list[str]], descend: Descent) -> Probe | None:
         """Return a probing run of modules that can all be followed.
 
-        A module that cannot be followed is replaced by modules inside it.
+        A module that cannot be followed is replaced by modules inside it. Return None if no module can be followed.
+
+        Args:
+            groups: The names of the first candidates, in groups such as the elements of one list.
+            descend: Yields the groups inside a module.
         """
         while groups:
             probe = self._probe(groups)
@@ -107,7 +116,7 @@ class Search:
         return None
 
     def _followed_layers(self, group: list[str], findings: dict[str, Finding]) -> list[str]:
-        """Return the layers in a group; no layers if only some of a class can be followed, or if widths differ."""
+        """Return a group's layers; no layers if only some modules of a class can be followed, or if widths differ."""
         followed = [name for name in group if findings[name].followed]
         others = [name for name in group if name not in followed]
         if any(findings[name].complaint for name in others):
@@ -125,7 +134,7 @@ class Search:
         return followed
 
     def _refuse_complaints(self, findings: dict[str, Finding]) -> None:
-        """Raise an error for a module with a complaint if no module inside it can be followed."""
+        """Raise the error for a module that has a complaint and contains no module that can be followed."""
         for name, complaint in self.complaints.items():
             if not any(inner.startswith(f"{name}.") and finding.followed for inner, finding in findings.items()):
                 raise ValueError(
@@ -164,7 +173,7 @@ def _nothing_in(module: nn.Module, name: str) -> Iterator[list[str]]:
 
 
 def chain_layers(probe: Probe) -> list[LayerPlan]:
-    """Return one plan per layer.
+    """Return one plan per layer of a probing run, with the layers joined to chains that hand on streams.
 
     A plan's `first` is set if the layer gets a hidden state instead of streams, `last` if it returns a hidden state.
     """

@@ -32,7 +32,8 @@ class Route:
     """The planned path of the residual stream through one call of a layer.
 
     Args:
-        steps: The operations that carry the stream from the layer's input to its output.
+        steps: The operations that carry the stream from the layer's input to its output, in order. The first steps of
+            a route, up to the current operation, are a trail.
         connections: A connection for each step named "add".
         onward: The first connection of the next layer, if it may read before that layer is called.
         reduces: Whether only the mean of the streams is needed after the last step.
@@ -121,7 +122,7 @@ class Streams:
         return Streams(x, self.route, (*self.trail, step))
 
     def apply(self, name: str, *args: Any, **kwargs: Any) -> "Streams | None":
-        """Return the streams after an operation on each of them; None if it does not carry the residual stream."""
+        """Return the streams after an operation on each stream; None if it does not carry the residual stream."""
         if name in TYPE_CHANGES:
             return ChangedStreams(self, lambda x: TYPE_CHANGES[name](x, *args, **kwargs))
         step = self.take_step(name)
@@ -145,7 +146,7 @@ class Streams:
         return self.read() + other if result is None else result
 
     def _bends(self) -> int:
-        """Return the number of steps other than additions. Of two terms, the one with fewer is the residual stream."""
+        """Return the number of steps other than additions; the term with fewer such steps is the residual stream."""
         return sum(step.name != "add" for step in self.trail)
 
     def _write(self, y: Tensor, step: StreamStep, connection: HyperConnection) -> "Streams":
