@@ -1,8 +1,8 @@
-"""What the commands share: options from words, one sentence about wrong words, warnings.
+"""Functions that all commands share, to parse options, refuse a wrong command line in one sentence, and print warnings.
 
-A form is a dataclass that extends a dataclass of the library by annotations, from which tyro reads how a user gives a
-field. The library does not import tyro: a command makes a form from the library's dataclass, lets tyro fill it in, and
-turns the result back into the library's dataclass.
+A form is an instance of a dataclass that is derived from a dataclass of the library. The derived class adds
+annotations, which tell tyro how a user gives each field. The library does not import tyro: a command makes a form from
+the library's dataclass, lets tyro fill it in, and turns the result back into the library's dataclass.
 
 tyro reads a command's options from the arguments of its function. By default, tyro prints a box of many lines about a
 wrong command line. The hook `tyro._errors.on_parse_error`, which replaces that box, and the function that reads a
@@ -54,9 +54,10 @@ def parse_and_call(function: Callable[..., None], program: str, words: Sequence[
 
 
 def options_of(function: Callable[..., Any], *names: str) -> Any:
-    """Return the annotation for some keyword arguments of a library function, given as options without a prefix.
+    """Return an annotation that makes the keyword arguments `names` of a library function options of a command.
 
-    The value is a dict of the arguments. The help comes from the function's docstring.
+    The options have no prefix, and their help comes from the function's docstring. The value of the command's annotated
+    argument is a dict of the keyword arguments.
     """
 
     def keep(**options: Any) -> dict[str, Any]:
@@ -71,12 +72,12 @@ def options_of(function: Callable[..., Any], *names: str) -> Any:
 
 
 def make_option_form(default: Any, **fields: Field) -> Form:
-    """Return a form: an instance of a dataclass derived from the default's, with new annotations and values of fields.
+    """Return a form of the dataclass of `default`, in which `fields` are changed or new.
 
-    All other fields have the values of `default`, which may be the dataclass itself; the value of a changed or new
-    field may be another form. The values of a form are not checked. The form's docstring has each field's help on one
-    line, because tyro keeps the line breaks of indented docstrings, and finds comments beside fields only where a class
-    has source code.
+    A field of `fields` is a pair of an annotation and a value, which may be another form. All other fields have the
+    values of `default`, which may be the dataclass itself. The values of a form are not checked. The form's docstring
+    has each field's help on one line, because tyro keeps the line breaks of indented docstrings, and finds comments
+    beside fields only where a class has source code.
     """
     cls: Any = default if isinstance(default, type) else type(default)
     new = [(name, hint, dataclasses.field(default=value)) for name, (hint, value) in fields.items()]
@@ -106,7 +107,7 @@ def is_first_process() -> bool:
 
 @contextlib.contextmanager
 def warnings_in_one_line() -> Iterator[None]:
-    """Print each warning in one line, without the line of code that raised the warning."""
+    """Return a context in which a warning is one printed line, without the line of code that raised the warning."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *source: print(f"jpmhc: warning: {message}", file=sys.stderr)
         yield

@@ -139,7 +139,10 @@ def _language_form(default: LanguageExperiment) -> tuple[Form, Reader]:
 def _run_form(
     default: TrainConfig | ArcDecoderRun, experiment: type[ArcDecoderExperiment | RecursiveExperiment], *task: str
 ) -> tuple[Form, Reader]:
-    """Return the form of a run that an experiment repeats; the experiment decides the options `task` of the task."""
+    """Return the form of a run that an experiment repeats, and the function that makes the experiment from the form.
+
+    The settings that the experiment decides, and the settings `task` of the run's task, are not options of the form.
+    """
     own = [name for name in experiment.decided if name != "preset"]
     form = make_run_form(
         default, _fixed(default.task, *task), _fixed(default.model, "mixer"), **_fixed(default, *own, "lr")
@@ -148,5 +151,5 @@ def _run_form(
 
 
 def _fixed(default: object, *names: str) -> dict[str, Field]:
-    """Return form fields that have the default's values and are no options, because a comparison sets them itself."""
+    """Return form fields with the values of `default` that are no options, because a comparison sets them itself."""
     return {name: (Annotated[Any, tyro.conf.Fixed, tyro.conf.Suppress], getattr(default, name)) for name in names}

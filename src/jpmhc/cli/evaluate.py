@@ -15,7 +15,10 @@ from jpmhc.experiments.tasks import TASKS
 
 
 def _describe_option(kind: str, name: str) -> tuple[str, Any, None]:
-    """Return the form field of an option of the task `kind` that an evaluation may change; None means no change."""
+    """Return name, annotation and default of a form's field for an option of the task `kind`.
+
+    The default None means that an evaluation uses the run's value.
+    """
     words = f"In place of the run's ({kind}): {get_field_docstring(TASKS[kind], name, ())}"
     return name, Annotated[get_type_hints(TASKS[kind])[name] | None, tyro.conf.arg(help=words)], None
 

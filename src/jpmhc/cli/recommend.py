@@ -78,7 +78,10 @@ main = make_main(recommend)
 
 
 def _predict_spectra(one: Candidate, show: Callable[[str], None]) -> dict[str, Density]:
-    """Return the predicted densities of J with fresh skips, and of J and T with drifted skips (see `Candidate`)."""
+    """Return the predicted singular value densities of J with fresh skips, and of J and T with drifted skips, by name.
+
+    `Candidate` defines J, T and drifted skips. `show` is called with the mixer's name.
+    """
     show(one.mixer)
     networks = {"J at the start": one.fresh_network, "J drifted": one.network, "T drifted": one.network.end_to_end()}
     return {name: density(network, relative_eta=_SMOOTHING) for name, network in networks.items()}

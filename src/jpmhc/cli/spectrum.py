@@ -48,7 +48,7 @@ _METHOD_NAMES = ",".join([EXACT_METHOD, *(name for name in METHODS if name not i
 
 
 def _unset(default: object) -> object:
-    """Return tyro's settings for an option that is None unless given, so that the help shows the default instead."""
+    """Return tyro's settings for an option whose value is None if it is not given; the help shows `default` instead."""
     return tyro.conf.arg(help_behavior_hint=f"(default: {default})")
 
 

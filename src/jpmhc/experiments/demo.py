@@ -1,7 +1,8 @@
 """The demonstration: training one deep stack as a plain residual network and with several mixers.
 
 The task is a fixed random function, and all runs take a minute or two on a laptop. The stack is deep enough for the
-mixers to differ in the gradients that reach the layers and in the singular values of the product of all skips.
+mixers to differ in the gradients that reach the layers and in the singular values of the product of all skips. A skip
+is the matrix with which a layer mixes the residual streams.
 """
 
 import multiprocessing
@@ -165,7 +166,10 @@ def make_layer(dim: int) -> nn.Module:
 def make_model(
     name: str, layers: list[nn.Module], dim: int, streams: int
 ) -> tuple[nn.Module, list[jpmhc.HyperConnection]]:
-    """Return the model, which takes hidden states [..., dim], and a list of its hyper-connections."""
+    """Return a model of the layers with the mixer `name` ("plain": none), and a list of its hyper-connections.
+
+    The model takes and returns hidden states [..., dim].
+    """
     if name == PLAIN:
         return nn.Sequential(*map(_Residual, layers)), []
     connections = [jpmhc.HyperConnection(layer, dim, streams, name, index=k) for k, layer in enumerate(layers)]
@@ -210,7 +214,10 @@ def _gradient_norm(layer: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def _skip_products(connections: list[jpmhc.HyperConnection], x: Tensor) -> Tensor:
-    """Return the singular values of the product of all skips for each example. [examples, n]"""
+    """Return the singular values of the product of all skips for each example in `x` [examples, dim]. [examples, n]
+
+    n is the number of streams. Without connections, the result is a single 1. [1, 1]
+    """
     if not connections:
         return torch.ones(1, 1)
     n = connections[0].streams
@@ -223,7 +230,7 @@ def _skip_products(connections: list[jpmhc.HyperConnection], x: Tensor) -> Tenso
 
 
 def _compare_with_theory(model: nn.Module, connections: list[jpmhc.HyperConnection], x: Tensor) -> Spectra:
-    """Return the singular values of the model's Jacobian at one example, as measured and as the theory predicts."""
+    """Return quantiles of the singular values of the model's Jacobian at one example `x`, measured and predicted."""
     stack: nn.Module = jpmhc.HyperConnectionStack(connections) if connections else model
     streams = jpmhc.expand_streams(x, connections[0].streams) if connections else x
     diagnosis = jpmhc.diagnose(stack, streams.unsqueeze(0), method="dense", tokens=1, say=None)

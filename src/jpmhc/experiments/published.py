@@ -223,7 +223,10 @@ def _read_number(value: object) -> object:
 
 
 def read_model_settings(settings: JsonObject, path: Path) -> RecursiveConfig:
-    """Return the model's configuration from the settings; raise a ValueError for settings that this package lacks."""
+    """Return the model's configuration from the content of `all_config.yaml`.
+
+    Raises a ValueError, which names the file `path`, for settings that this package does not have.
+    """
     arch = {name: value for name, value in settings["arch"].items() if value is not None}
     if missing := [name for name in _NEEDED if name not in arch]:
         raise ValueError(f"{path} lacks arch.{missing[0]}, which the weights do not show")
@@ -257,7 +260,7 @@ def read_model_settings(settings: JsonObject, path: Path) -> RecursiveConfig:
 
 
 def read_training_settings(settings: JsonObject) -> JsonObject:
-    """Return the fields of `TrainConfig` that the settings contain."""
+    """Return the fields of `TrainConfig` that the content of `all_config.yaml` sets, by name."""
     settings = {name: value for name, value in settings.items() if value is not None}
     fields = {ours: settings[theirs] for theirs, ours in _TRAINING.items() if theirs in settings}
     if "beta1" in settings and "beta2" in settings:
@@ -291,7 +294,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
 
 
 def name_parameters(config: RecursiveConfig) -> dict[str, str]:
-    """Return each tensor's name in `RecursiveCore` by its published name, without the puzzle table."""
+    """Return a dict from published tensor names to the names in `RecursiveCore`; the puzzle table is left out."""
     names = dict(_NAMES)
     prefix = "network" if config.plain else "network.connections"
     for layer in range(config.layers):
@@ -302,9 +305,10 @@ def name_parameters(config: RecursiveConfig) -> dict[str, str]:
 
 
 def refuse_weights(weights: dict[str, Tensor], config: RecursiveConfig, task: Task, path: Path) -> None:
-    """Raise a ValueError if weights have other names or shapes than the task and the plain configuration need.
+    """Raise a ValueError if weights have other names, shapes or types than needed, or entries that are not finite.
 
-    Messages name the file of the weights, `path`.
+    `config` is the configuration without hyper-connections, which published models lack. Messages name the weights'
+    file `path`.
     """
     try:
         with torch.device("meta"):  # shapes only, because the configuration may describe a huge model

@@ -73,7 +73,7 @@ def show_answers(run: str, answered: Sequence[AnsweredTest], runs: int = 1) -> S
 
 
 def _describe(answer: AnsweredTest) -> Iterator[tuple[str, str, np.ndarray | None, np.ndarray | None]]:
-    """Yield caption, tone, grid and wrong cells for each picture of a test: input, two attempts, truth."""
+    """Yield caption, tone (see `Picture`), grid and mask of wrong cells of each picture: input, attempts, truth."""
     truth = answer.output
     yield "input", "", answer.input, None
     for number, name in enumerate(("first", "second")):

@@ -49,7 +49,10 @@ def describe_tests(result: Result) -> list[str]:
 
 
 def describe_times(result: Result) -> list[str]:
-    """Return a sentence for each arm with several numbers of steps: its time until the plain model's final loss."""
+    """Return a sentence for each arm with several numbers of steps that reaches the plain model's final loss.
+
+    The sentence says in which share of the plain model's training time the arm reaches that loss.
+    """
     curves = losses_by_time(result["summary"])
     time, loss = min(curves.pop(PLAIN_ARM, []), key=lambda point: point[1], default=(None, None))
     if time is None or loss is None:
@@ -63,7 +66,10 @@ def describe_times(result: Result) -> list[str]:
 
 
 def describe_correlations(result: Result) -> list[str]:
-    """Return a sentence with the numbers of the trained models whose order over the arms goes with the loss."""
+    """Return a sentence with the rank correlation, over arms, of the loss with each other measured number.
+
+    The list is empty if there are too few arms.
+    """
     correlations = correlate_with_loss(result["summary"])
     if not correlations:
         return []
@@ -204,7 +210,7 @@ def _curves_of(result: Result) -> ArmCurves:
 def find_band(curves: Sequence[Values], as_factor: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the mean of curves [seeds, points], and the lower and upper end of its 95 % interval. [points] each
 
-    With `as_factor` the interval is computed from logarithms, so that positive values have positive ends.
+    With `as_factor` the interval is computed from logarithms, so that it is positive for positive values.
     """
     values = np.array(curves, float)
     mean, spread = values.mean(0), np.log(np.maximum(values, 1e-300)) if as_factor else values
@@ -215,7 +221,7 @@ def find_band(curves: Sequence[Values], as_factor: bool = False) -> tuple[np.nda
 
 
 def _draw_mean(arm: str, looks: Looks, curves: Iterable[Curves], name: str, as_factor: bool = False) -> list[Line]:
-    """Return one line with a logged number's mean over seeds, or no line if no seed has logged the number."""
+    """Return one line with the mean over seeds of the curve `name`, or no line if no seed has this curve."""
     logged = [one for one in curves if one.get("step")]
     return [_mean_line(arm, looks, logged[0]["step"], [one[name] for one in logged], as_factor)] if logged else []
 

@@ -175,7 +175,7 @@ def _annotate(ax: Axes, cell: Cell) -> None:
 
 
 def _ceiling(heights: np.ndarray, curve: np.ndarray) -> float:
-    """Return the upper end of the density axis, chosen so that very high first bars or spikes are cut off."""
+    """Return the upper end of the density axis, above which very high first bars or spikes of the curve are cut."""
     rest = max(heights[2:].max(), 1e-12)
     top = rest if heights[:2].max() > 6 * rest else heights.max()
     return max(1.2 * top, 1.05 * min(curve.max(), 1.6 * top))

@@ -323,7 +323,10 @@ def _tabulate_mixing(last: JsonObject) -> list[Table]:
 
 
 def _draw_product(group: RunGroup, last: JsonObject) -> Chart:
-    """Return a chart of the singular values of the product of the first k skips by k, for measured and random skips."""
+    """Return a chart with one line per singular value of the product of the first k skips, over k.
+
+    `last` is the last "mixing" line of the group's first run, which has the values for measured and for random skips.
+    """
     lines: list[Line] = []
     for key, name, colour, dashes in (
         ("random_product_over_depth", "random skips of this mixer, as the theory draws them", PLAIN, (4.0, 3.0)),

@@ -107,7 +107,7 @@ def plot_density(curve: Density, sampled: Tensor | None = None) -> Figure:
 
 
 def _draw_curves(curve: Density, bands: Tensor, sampled: Tensor | None, colour: str) -> Figure:
-    """Return the figure of `plot_density`; the theory's curve has the colour if it is exact."""
+    """Return the figure of `plot_density`; `colour` is the colour of the theory's curve if the theory is exact."""
     from jpmhc.report.charts import NotebookFigure  # matplotlib takes half a second, for which --help need not wait
 
     figure = NotebookFigure(figsize=(10, 3.9), layout="constrained")
@@ -121,7 +121,7 @@ def _draw_curves(curve: Density, bands: Tensor, sampled: Tensor | None, colour: 
 
 
 def describe_spectrum(answer: Answer) -> str:
-    """Return a sentence about the range of the singular values and the share that has collapsed."""
+    """Return one line with the range of the singular values, the share that has collapsed, and W1 to samples if any."""
     curve, bands = answer.density, answer.edges
     collapsed, low, high = curve.collapsed(), float(bands.min()), float(bands.max())
     if curve.below > WORTH_SAYING:
@@ -143,14 +143,14 @@ def describe_spectrum(answer: Answer) -> str:
 
 
 def _upper_bands(bands: Tensor) -> tuple[float, float]:
-    """Return the lowest and highest end of the bands that lie above 1/30 of the largest singular value."""
+    """Return the lower and the upper end of the bands above 1/30 of the largest singular value, or of the last band."""
     high = float(bands.max())
     near = bands[(bands[:, 0] > high / 30)]
     return (float(near.min()) if len(near) else max(float(bands[-1, 0]), high * 1e-12)), high
 
 
 def _lowest(curve: Density, bands: Tensor) -> float:
-    """Return the lower end of the spectrum on its grid, or twelve decades below the upper end if that is larger."""
+    """Return the 0.2 % quantile of the singular values on the grid, at least 10⁻¹² times the largest singular value."""
     below = float(curve.cumulative()[0])
     return max(curve.quantile(below + 0.002 * (1 - below)), float(bands.max()) * 1e-12)
 

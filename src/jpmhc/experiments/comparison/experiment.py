@@ -3,7 +3,7 @@
 An arm is a text: a mixer, or the plain residual, and options, such as `cayley:streams=2,read=sigmoid`.
 
 With the same seed every arm gets the same data in the same order, the same number of steps, and the same initial
-weights outside its connections, unless the arm's options change them.
+weights outside its hyper-connections, unless the arm's options change them.
 """
 
 import dataclasses
@@ -113,7 +113,7 @@ class Experiment(ABC):
         return dataclasses.replace(run, model=change_settings(self.set_mixer(run.model, mixer), options, arm))
 
     def set_mixer(self, model: Any, mixer: str) -> Any:
-        """Return the configuration `model` with an arm's mixer; the arm's options replace settings of it afterwards."""
+        """Return the model's configuration with an arm's mixer; `configure` then applies the arm's options."""
         return configure_mixer(model, mixer)
 
     def check(self, arms: Sequence[str]) -> None:
@@ -159,7 +159,10 @@ def split_arm(arm: str) -> tuple[str, dict[str, str]]:
 
 
 def change_settings(settings: Settings, options: Mapping[str, str], arm: str) -> Settings:
-    """Return a copy of a dataclass in which options replace fields; options are text, such as streams=2."""
+    """Return a copy of a dataclass in which options replace fields.
+
+    `options` has the fields' new values as text, such as {"streams": "2"}; error messages name the arm.
+    """
     fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}  # type: ignore[arg-type]
     changes = {}
     for name, text in options.items():
@@ -218,13 +221,13 @@ def thin_curves(steps: Sequence[float], count: int = POINTS, **curves: Sequence[
 
 
 def append_values(curves: Curves, step: int, values: Mapping[str, float]) -> None:
-    """Append the values at a step to the curves of the same names."""
+    """Append the values at a step to the curves with the same names, and the step to the curve `step`."""
     for name, value in {"step": step, **values}.items():
         curves.setdefault(name, []).append(value)
 
 
 def summarize_mixing(statistics: JsonObject) -> dict[str, float]:
-    """Return the numbers that a comparison records from the statistics that `mixing_statistics` returns."""
+    """Select the numbers that a comparison records from the result of `mixing_statistics`."""
     distances = statistics["distance_to_identity"].values()
     return {
         **statistics["product_singular_values"],

@@ -20,7 +20,10 @@ from jpmhc.experiments.training.config import flatten_fields
 
 
 def open_folder(out: Path, settings: dict[str, object]) -> None:
-    """Write the settings that all runs share into a new folder; raise a ValueError if the folder has other content."""
+    """Make a comparison's folder, and write the settings that all runs share; or check an existing folder.
+
+    Raises a ValueError if the existing folder has other settings, or has files but no settings.
+    """
     path = out / "settings.json"
     settings = json.loads(json.dumps(tree_map(_round, settings), default=str))  # as it is when it is read again
     if path.exists():
@@ -109,7 +112,7 @@ def _read_json(path: Path, advice: str) -> dict[str, object]:
 
 
 def write_rounded(path: Path, value: Mapping[str, object]) -> None:
-    """Write a JSON file with numbers of seven digits; numbers that are not finite become null."""
+    """Write a JSON file; floats are rounded to seven significant digits, and become null if they are not finite."""
     files.write_json(path, tree_map(_round, value))
 
 

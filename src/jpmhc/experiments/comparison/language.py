@@ -150,7 +150,10 @@ class LanguageExperiment(Experiment):
 
 
 def _widen(config: DecoderConfig) -> DecoderConfig:
-    """Return a plain decoder with about as many parameters as the decoder with the largest mixer."""
+    """Return a plain decoder whose feed-forward layers are wider.
+
+    It has about as many parameters as the decoder with the mixer that has the most parameters.
+    """
     plain = configure_mixer(config, PLAIN)
     largest = max(count_parameters(configure_mixer(config, mixer)) for mixer in MIXERS)
     unit = (3 if plain.feed_forward == "swiglu" else 2) * plain.dim  # parameters per inner feature
@@ -326,7 +329,8 @@ class _Training:
     def _diagnose(self) -> dict[str, float]:
         """Measure the Jacobian of all layers, from the embeddings of one validation row to the head's input.
 
-        Lost directions shrink to less than a tenth of the typical singular value, grown ones to more than ten times.
+        `jacobian_lost` is the share of singular values below a tenth of the typical singular value, `jacobian_grown`
+        the share above ten times the typical singular value.
         """
         length = self.settings.model.length
         inputs, _ = cut_rows(self.session.validation, self.session.tokens.validation_rows(1, length), length)

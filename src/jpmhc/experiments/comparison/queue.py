@@ -23,7 +23,8 @@ class Queue:
 
     The first seed is trained with every learning rate, the other seeds with the arm's best learning rate. Arms, rates
     and seeds are in the order of their importance. `losses` are the final losses of finished runs, infinite if they
-    diverged. All runs must have ended at the clock's time `deadline`.
+    diverged. `count_steps` returns the number of steps of an arm's runs. All runs must have ended when `clock` returns
+    `deadline`; None is no deadline.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Queue:
         return self.clock() + _MARGIN * self.estimate(job, fresh=job.arm != arm) <= self.deadline
 
     def estimate(self, job: Job, fresh: bool) -> float:
-        """Estimate a run's seconds; a fresh run must compile. An arm that never ran counts as the slowest arm."""
+        """Estimate a run's seconds, with the compilation if `fresh`; an arm that never ran counts as the slowest."""
         pace = self.paces.get(job.arm, max(self.paces.values(), default=0.0))
         return pace * self.steps[job.arm] + fresh * self.start_seconds
 
@@ -93,7 +94,7 @@ class Queue:
             self.paces[job.arm] = progress.step_seconds
 
     def end(self, job: Job, loss: float | None) -> None:
-        """Mark a job as ended with its final loss, or, if the loss is None, as interrupted and still missing."""
+        """Record that a job ended with this final loss; None if it was interrupted, and is missing again."""
         del self.running[job]
         if loss is not None:
             self.losses[job] = loss

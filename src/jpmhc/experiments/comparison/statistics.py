@@ -54,7 +54,11 @@ class EqualMeans(TypedDict):
 
 
 def best_runs(runs: Sequence[Run], arm: str) -> list[Run]:
-    """Return an arm's runs at its best learning rate, by the mean loss over the seeds that every rate has."""
+    """Return an arm's runs at its best learning rate, sorted by seed.
+
+    Learning rates are compared by the mean loss over the seeds that all rates have in common, or over all seeds of each
+    rate if there is no common seed.
+    """
     rates: dict[float, dict[int, Run]] = {}
     for run in runs:
         if run["arm"] == arm:
@@ -132,7 +136,9 @@ def mean_and_error(values: Sequence[float]) -> Mean:
 
 
 def subtract(losses: Mapping[int, float], others: Mapping[int, float]) -> Difference:
-    """Return the mean of losses - others over their common seeds, with the 95 % interval of a paired t test.
+    """Return the mean of `losses` - `others` over their common seeds, with the 95 % interval of a paired t test.
+
+    Both arguments are dicts from an arm's seeds to its final losses.
 
     >>> subtract({0: 2.0, 1: 3.0}, {0: 1.5, 2: 1.0})
     {'pairs': 1, 'mean': 0.5, 'standard_error': None, 'interval': None}
@@ -182,9 +188,10 @@ def losses_by_time(summary: Sequence[ArmSummary]) -> dict[str, list[tuple[float,
 
 
 def share_of_time(curve: Sequence[tuple[float, float]], time: float, loss: float) -> float | None:
-    """Return the share of `time` in which a curve of `losses_by_time` reaches `loss`; None if no two points enclose it.
+    """Return the time at which a curve of `losses_by_time` reaches `loss`, divided by `time`.
 
-    The loss is interpolated linearly in the logarithm of the time.
+    Between points the loss is linear in the logarithm of the time. Returns None if `loss` is not between the losses of
+    two neighbouring points.
 
     >>> share_of_time([(10.0, 3.0), (40.0, 2.0)], 100.0, 2.5)
     0.2

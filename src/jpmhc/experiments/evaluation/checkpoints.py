@@ -38,7 +38,7 @@ VOTES = ".votes.json"  # suffix of the file with grids and votes that is written
 
 @dataclass(frozen=True)
 class Choices:
-    """The options of evaluations and predictions: which test rows a checkpoint answers, and how its model computes."""
+    """The common options of evaluations and predictions: the test rows to answer, and how the model computes."""
 
     variants: Count | None = None
     """Number of randomly drawn variants of each puzzle to answer; None: all. Fewer variants are faster, with a sampling
@@ -65,7 +65,10 @@ class Choices:
             raise ValueError("sample_seed decides which variants are drawn: give their number with --variants")
 
     def words(self) -> list[str]:
-        """Return words for the name of the results' file; choices with different results have different words."""
+        """Return the parts of the results file's name that describe the choices, such as `variants-20-0`.
+
+        Choices that can change the results have different words, except for paths among the task's options.
+        """
         words = [] if self.variants is None else [f"variants-{self.variants}-{self.sample_seed}"]
         words += [] if self.tries == 1 else [f"tries-{self.tries}-{self.noise or NOISE:g}"]
         words += [] if self.weights == "average" else [f"{self.weights}-weights"]
@@ -143,9 +146,9 @@ def evaluate_checkpoints(config: EvaluateConfig, report: Callable[[str], None] =
 
 
 def predict_answers(config: PredictConfig) -> tuple[list[AnsweredTest], Path]:
-    """Answer tests by vote, write the submission and, unless `config.out` is set, the votes, on the first process.
+    """Answer the chosen tests by vote and write the submission; unless `config.out` is set, write the votes, too.
 
-    Returns the answers and the submission's file.
+    Only the first process writes files. Returns the answers and the path of the submission.
     """
     if config.run is None:
         raise ValueError("name the folder of a run or of a checkpoint to predict with")
@@ -220,10 +223,11 @@ def fill_scorer(
     world: World = ALONE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Fill an empty scorer with a model's answers to its test rows, which must be the same on every process.
+    """Answer the test rows of an empty scorer with the function `answer`, and record the answers in the scorer.
 
-    Memory is bounded by one batch and the scorer's few bytes per row. Afterwards every process has the complete scorer.
-    Its content does not depend on the number of processes, unless the answers do. `progress` is called with the number
+    The processes of `world` divide the rows among themselves; every process must call this function with the same rows,
+    and has the complete scorer afterwards. The scorer's content does not depend on the number of processes, unless the
+    answers do. Memory is bounded by one batch and the scorer's few bytes per row. `progress` is called with the number
     of finished rows and the number of all rows of this process, first with 0.
     """
     mine = scorer.rows[world.rank :: world.size]
@@ -240,8 +244,9 @@ def fill_scorer(
 def greedy_answers(model: RecursiveModel, noise: float = 0.0, tries: int = 1) -> Callable[[Batch], Answers]:
     """Return a function that answers batches with a model's most likely tokens after all its supervision steps.
 
-    All `tries` but the first have noise in the states, with a standard deviation of `noise`. The answer comes from the
-    try that the halting head trusts most. The answers are on the CPU.
+    The model answers each row `tries` times. The first try has no noise; each other try adds normal noise with the
+    standard deviation `noise` to the model's states. A row's answer is the try with the highest halting logit. The
+    answers are on the CPU.
     """
     device = next(model.parameters()).device
 
@@ -265,9 +270,10 @@ def greedy_answers(model: RecursiveModel, noise: float = 0.0, tries: int = 1) ->
 
 
 class RowNoise:
-    """Normal noise for the states of a batch; a row's noise depends on its puzzle and the try, not on its batch.
+    """Normal noise for the recursive model's states of a batch, in try number `number`.
 
-    The noise has a standard deviation of `scale`; the states have root mean square one.
+    A row's noise depends on its inputs, its identifier and the try, but not on the other rows of its batch. The noise
+    has the standard deviation `scale`; the states have root mean square one.
     """
 
     def __init__(self, batch: Batch, number: int, scale: float) -> None:
@@ -283,7 +289,10 @@ class RowNoise:
 
 
 def rebuild_task(checkpoint: Checkpoint, choices: Choices, display: Display) -> Task:
-    """Build a checkpoint's task; raise a ValueError if its data differ from the data in training."""
+    """Build a checkpoint's task with the task options in `choices`.
+
+    Raises a ValueError if the task's data differ from the data on which the checkpoint was trained.
+    """
     if choices.variants is not None:
         require_votes(checkpoint, "no variants to choose")
     config = checkpoint.config.task.override(choices.task_options)
@@ -298,15 +307,19 @@ def rebuild_task(checkpoint: Checkpoint, choices: Choices, display: Display) -> 
 
 
 def require_votes(checkpoint: Checkpoint, lack: str) -> None:
-    """Raise a ValueError that says `lack`, such as "no votes to pool", if the checkpoint's task does not vote."""
+    """Raise a ValueError if the checkpoint's task does not vote.
+
+    The message contains `lack`, the name of the missing thing, such as "no votes to pool".
+    """
     if not checkpoint.config.task.votes:
         raise ValueError(f"{checkpoint.path} has {lack}: in its task, no variants vote on the answer")
 
 
 def name_result_file(checkpoint: Checkpoint, folder: str, words: Sequence[str], puzzles: Sequence[str] = ()) -> Path:
-    """Return the path of the results' file in a folder of the checkpoint's run; different choices have different paths.
+    """Return the path of the results file in the subfolder `folder` of the checkpoint's run.
 
-    `words` are the choices that the results depend on, `puzzles` the puzzles that are answered (none: all).
+    The path contains `words` (see `Choices.words`) and the names of the answered puzzles (empty: all puzzles), so that
+    different choices have different paths.
     """
     path = checkpoint.path if checkpoint.path.parent.name == "checkpoints" else checkpoint.path.resolve()
     run = path.parent.parent if path.parent.name == "checkpoints" else path.parent

@@ -103,9 +103,9 @@ def score_decoder(
 def fill_with_answers(
     scorer: VoteScorer, model: ArcDecoder, arc: Arc, slots: int, display: Display, stop: Callable[[], bool]
 ) -> WrittenTokens | None:
-    """Fill a scorer with a decoder's answers, and return their tokens; None if `stop` interrupted the answers.
+    """Let a decoder answer the scorer's rows, record the answers in the scorer, and return the written tokens.
 
-    The decoder writes `slots` answers at the same time.
+    The decoder writes `slots` answers at the same time. Returns None if `stop` returned True and interrupted it.
     """
     model = prepare_answering(model)
     rows = scorer.rows
@@ -132,7 +132,7 @@ def fill_with_answers(
 
 
 def bootstrap(metrics: Metrics, k: int) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of pass@k over tasks.
+    """Return the 95 % bootstrap interval of pass@k over tasks, from the metrics of a `VoteScorer`.
 
     >>> bootstrap({"per_task": {"a": [{"rank": 1}], "b": [{"rank": 1}]}}, 1)
     (1.0, 1.0)

@@ -33,7 +33,7 @@ class NonFiniteAnswers(ValueError):
 class RowScorer:
     """A scorer that averages exact accuracy, token accuracy and loss over the test rows numbered `rows`.
 
-    The scorer stores a small record per row and averages in the order of row numbers. So the result is equal to the bit
+    The scorer stores a small record per row and averages in the order of row numbers. So the result is bit-identical
     for every order of the updates and every number of processes.
 
     >>> import torch

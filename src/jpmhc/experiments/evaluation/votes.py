@@ -1,7 +1,8 @@
 r"""Scores of tasks whose puzzles have variants: every variant of a puzzle casts one vote on each of its tests.
 
 A vote is the model's answer, turned back into a grid of the original puzzle and stored as a 64-bit hash. Candidate
-grids are ranked by number of votes, then by mean confidence. docs/derivations/arc_evaluation.md explains the metrics.
+grids are ranked by number of votes, then by mean confidence. pass@k is the share of a puzzle's tests whose true grid is
+among the k best candidates, averaged over puzzles. docs/derivations/arc_evaluation.md explains all metrics.
 """
 
 import hashlib
@@ -71,8 +72,9 @@ class VoteCount(TypedDict):
 class VoteScorer(RowScorer):
     """A scorer that records a vote and the scores of each row, in about 50 bytes per row.
 
-    The rows must include either all tests of a variant or none. With `keep_grids` the scorer stores the grids with
-    votes, which submissions need and scores do not.
+    The rows must include either all tests of a variant or none. `read_grids` turns row numbers [B] and tokens [B, S]
+    into grids of the original puzzles. With `keep_grids` the scorer stores the grids with votes, which submissions need
+    and scores do not.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class VoteScorer(RowScorer):
             self.grids |= collected["grids"]
 
     def result(self, pool: Sequence[Self] = ()) -> Metrics:
-        """Return row metrics, pass@k by vote, pass@k of independent answers, and standard errors.
+        """Return row metrics, pass@k by vote, pass@k of independent answers (see `iid_pass`), and standard errors.
 
         The votes of the scorers in `pool` are added. With a pool there are no row metrics, because they describe
         one checkpoint.
@@ -224,9 +226,10 @@ def iid_pass(samples: int, right: int, k: int) -> float:
 
 
 def resampled_ranks(truth: np.uint64, votes: np.ndarray, confidence: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return the rank of the true grid in each of R resamplings of the votes; infinite if no vote in it is right. [R]
+    """Return the true grid's rank in each of R resamplings of the votes on a test; infinite if no vote is right. [R]
 
-    Each row of `chosen` [R, N'] has the indices of one resampling's votes; `rank_candidates` describes the votes.
+    `truth` is the true grid's hash, `votes` [N] and `confidence` [N] are as for `rank_candidates`, and each row of
+    `chosen` [R, N'] has the indices of the votes in one resampling.
     """
     candidates, which = np.unique(votes, return_inverse=True)
     rounds, width = len(chosen), len(candidates)
@@ -246,7 +249,10 @@ def resampled_ranks(truth: np.uint64, votes: np.ndarray, confidence: np.ndarray,
 def _votes_on(
     puzzle: VotingPuzzle, test: int, sources: Sequence[RowScorer]
 ) -> tuple[np.uint64, np.ndarray, np.ndarray]:
-    """Return the hash of a test's true grid, and the hash and the confidence of each vote on the test, [votes]."""
+    """Return the hash of a test's true grid, and the hash and the confidence of each vote on the test, [votes].
+
+    The votes are the pooled votes of the scorers `sources`.
+    """
     at, output = puzzle.at[:, test], puzzle.outputs[test]
     assert output is not None
     votes = np.concatenate([source.columns["votes"][at] for source in sources])
@@ -265,7 +271,10 @@ def _count_votes(puzzle: VotingPuzzle, test: int, sources: Sequence[RowScorer]) 
 
 
 def _vote_variances(puzzle: VotingPuzzle, sources: Sequence[RowScorer]) -> np.ndarray:
-    """Estimate the variance of a puzzle's pass@k due to the choice of variants, by resampling. [len(PASS_AT)]"""
+    """Estimate the variance of a puzzle's pass@k due to the choice of variants, for each k in `PASS_AT`, by resampling.
+
+    `sources` are the scorers whose votes are pooled. [len(PASS_AT)]
+    """
     taken = len(puzzle.at)
     chosen = np.random.default_rng(0).integers(0, taken, (_ROUNDS, taken))
     chosen_of_all = np.concatenate([chosen + taken * s for s in range(len(sources))], 1)

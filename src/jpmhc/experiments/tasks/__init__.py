@@ -11,5 +11,5 @@ TASKS: dict[str, type[TaskConfig]] = {"sudoku": SudokuConfig, "arc": ArcConfig}
 
 
 def kind_of(config: TaskConfig) -> str:
-    """Return the name of the task that a configuration is for."""
+    """Return the name in `TASKS` of the task that a configuration describes."""
     return next(kind for kind, cls in TASKS.items() if isinstance(config, cls))

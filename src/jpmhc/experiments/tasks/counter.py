@@ -30,7 +30,10 @@ def _finalise(x: np.ndarray) -> np.ndarray:
 
 
 def bits(*key: ArrayLike) -> np.ndarray:
-    """Return 64 random bits for every entry of the key. The key's parts, such as a seed and counters, are broadcast."""
+    """Return 64 random bits for every entry of the key, uint64.
+
+    The key's parts, such as a seed and arrays of counters, are broadcast against each other.
+    """
     value = np.zeros((), np.uint64)
     for word in key:
         with np.errstate(over="ignore"):  # arithmetic modulo 2⁶⁴ is intended

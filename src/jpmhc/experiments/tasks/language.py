@@ -67,14 +67,19 @@ class Tokens:
         return (len(self.training) - 1) // length
 
     def validation_rows(self, count: int, length: int) -> Tensor:
-        """Return the first token's index of at most `count` validation rows, evenly spread, without overlap. [rows]"""
+        """Return the index of the first token of each of at most `count` validation rows of `length` tokens. [rows]
+
+        The rows are evenly spread and do not overlap.
+        """
         available = (len(self.validation) - 1) // length
         chosen = np.linspace(0, available - 1, min(count, available)).astype(np.int64)
         return torch.from_numpy(chosen * length)
 
 
 def draw_rows(available: int, needed: int, length: int, seed: int) -> Tensor:
-    """Return the first token's index of `needed` training rows: all `available` rows in random order, epoch by epoch.
+    """Return the index of the first token of each of `needed` training rows of `length` tokens. [needed]
+
+    Every epoch has all `available` rows in another random order, which `seed` determines.
 
     >>> sorted(draw_rows(available=4, needed=4, length=10, seed=0).tolist())
     [0, 10, 20, 30]
@@ -109,7 +114,7 @@ def prepare_tokens(
     limit: int | None = None,  # stop after about this many tokens
     say: Callable[[str], None] = lambda line: None,  # called with a line before text is read, which may take minutes
 ) -> Path:
-    """Encode text, unless it was encoded before, and return its token folder."""
+    """Return the token folder of the text in `folders`; encode the text if `cache` has no such token folder yet."""
     for folder in folders:
         if not folder.is_dir():
             raise ValueError(f"{folder} is no folder: --text takes folders with text, or one token folder")
@@ -138,7 +143,10 @@ def prepare_tokens(
 
 
 def read_files(folders: Sequence[Path], suffixes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the hash and the text of every file with one of the suffixes and an allowed size; equal files only once."""
+    """Yield the hash of the content and the text of every UTF-8 file with one of the suffixes and an allowed size.
+
+    Of files with equal content, only the first is used.
+    """
     seen = set()
     for folder in folders:
         for parent, children, names in os.walk(folder):
@@ -165,7 +173,10 @@ def _choose_validation(keys: Collection[str]) -> set[str]:
 
 
 def _encode(texts: dict[str, str], vocabulary: int, limit: int | None, sources: tuple[str, ...], folder: Path) -> None:
-    """Learn a vocabulary from the training text, encode all files, and write the token folder."""
+    """Learn a vocabulary from the training text, encode the files in `texts` (hash: text), and write the token folder.
+
+    `limit` is about the largest number of tokens (None: no limit), `sources` are the folders' names for the manifest.
+    """
     import tokenizers
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 

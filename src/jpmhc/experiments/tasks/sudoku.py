@@ -76,7 +76,10 @@ class Geometry:
         return np.stack([np.flatnonzero((self.units == cell).any(1)) for cell in range(self.cells)])
 
     def lines(self, band: int, *key: np.ndarray | int) -> np.ndarray:
-        """Return random orders of rows (or columns) in which bands of `band` rows stay together. [..., size]"""
+        """Return random orders of rows (or columns) in which bands of `band` rows stay together. [..., size]
+
+        The words `key` [...] determine the orders (see `counter.bits`).
+        """
         bands, keys = self.size // band, [np.asarray(word)[..., None] for word in key]
         outer = np.argsort(counter.bits(*keys, 0, np.arange(bands)), -1)  # [..., bands]
         inner = np.argsort(counter.bits(*(k[..., None] for k in keys), 1, *np.ogrid[:bands, :band]), -1)
@@ -265,8 +268,8 @@ def solvable(partials: np.ndarray, geometry: Geometry) -> np.ndarray:
 def draw_solutions(count: int, geometry: Geometry, seed: int) -> np.ndarray:
     """Draw random solutions with digits 0 to size − 1. [count, cells]
 
-    Digits are guessed one by one in a cell with the fewest choices, with deductions after each guess; after a
-    contradiction the grid starts again. Every solution is possible, but not all are equally likely.
+    Digits are guessed one by one in a cell with the fewest choices, with deductions after each guess; a grid with a
+    contradiction is emptied and filled again. Every solution is possible, but not all are equally likely.
     """
     partials = np.full((count, geometry.cells), geometry.full)
     active, guess = np.arange(count), 0
@@ -301,9 +304,10 @@ def list_solutions(geometry: Geometry) -> np.ndarray:
 
 
 def draw_minimal_clues(solutions: np.ndarray, geometry: Geometry, seed: int) -> np.ndarray:
-    """Return a mask of clues per solution, a random minimal set that no other solution shares. [M, cells]
+    """Return a random minimal set of clues for each solution [M, cells], as a mask of cells. [M, cells]
 
-    Clues are removed one by one in random order. A clue stays if, without it, a solution has another digit in its cell.
+    The clues of a set have no other solution, and no clue can be left out. Clues are removed one by one in random
+    order; a clue stays if, without the clue, there is a solution with another digit in its cell.
     """
     puzzles = np.arange(len(solutions))
     order = np.argsort(counter.bits(seed, 13, puzzles[:, None], np.arange(geometry.cells)), -1)

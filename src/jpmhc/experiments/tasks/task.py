@@ -4,6 +4,9 @@ A task has two parts: a configuration (`TaskConfig`, a frozen dataclass whose fi
 itself (`Task`), which turns positions and row numbers into rows of tokens and makes a scorer for a model's answers.
 Training and evaluation use only this interface.
 
+Each row has an identifier: the number of a row in the model's puzzle table, a matrix with one learned vector for each
+puzzle, or for each variant of a puzzle.
+
 A task is a pure function of its configuration. Training examples form an endless sequence and are requested by
 position; test examples are requested by row number. So all processes see the same rows, and a resumed run needs only
 its position.
@@ -90,11 +93,14 @@ class VotingTask(Task):
 
     @abstractmethod
     def rows_of_puzzles(self, rows: np.ndarray, names: Sequence[str]) -> np.ndarray:
-        """Return the numbers in `rows` that belong to the named puzzles; refuse the name of a puzzle without tests."""
+        """Return the row numbers in `rows` that belong to the puzzles `names`.
+
+        Raises a ValueError for the name of a puzzle without tests.
+        """
 
     @abstractmethod
     def submission(self, answered: Sequence[AnsweredTest]) -> Mapping[str, object]:
-        """Return answers as a submission, ready for JSON."""
+        """Return the answers in the format of a submission to the task's competition, ready for JSON."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Variants:
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a grid in flat memory: cell (i, j) lies at `base + i · down + j · right`."""
+    """The layouts of B grids in flat memory: cell (i, j) of a grid lies at `base + i · down + j · right`."""
 
     base: np.ndarray  # [B]
     down: np.ndarray  # [B]
@@ -55,7 +55,10 @@ class Layout:
 
 
 def layout_of_variant(offset: np.ndarray, height: np.ndarray, width: np.ndarray, symmetry: np.ndarray) -> Layout:
-    """Return the layouts of variants of `height` × `width` grids that are stored row by row at `offset`, all [B]."""
+    """Return layouts that read the variants of stored source grids. All arguments are [B].
+
+    The source grids have `height` × `width` cells and are stored row by row from `offset` on.
+    """
     transpose, rows, columns = _bits(symmetry)
     base = offset + rows * (height - 1) * width + columns * (width - 1)
     over_rows, over_columns = (1 - 2 * rows) * width, 1 - 2 * columns
@@ -71,7 +74,10 @@ def layout_of_variant(offset: np.ndarray, height: np.ndarray, width: np.ndarray,
 def layout_of_source(
     offset: np.ndarray, stride: int, height: np.ndarray, width: np.ndarray, symmetry: np.ndarray
 ) -> Layout:
-    """Return layouts that read source grids from stored `height` × `width` variants, with rows `stride` apart."""
+    """Return layouts that read the source grids of stored variants. All arguments but `stride` are [B].
+
+    The variants have `height` × `width` cells and are stored row by row from `offset` on; rows begin `stride` apart.
+    """
     transpose, rows, columns = _bits(symmetry)
     h, w = np.where(transpose, width, height), np.where(transpose, height, width)
     over_rows, over_columns = np.where(transpose, 1, stride), np.where(transpose, stride, 1)
@@ -86,7 +92,7 @@ def _bits(symmetry: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def draw_variants(puzzles: list[Puzzle], wanted: int, seed: int, keep_answer_colours: bool = False) -> Variants:
-    """Draw up to `wanted` different variants of every puzzle, and return them after the puzzle itself.
+    """Return every puzzle itself, followed by up to `wanted` different random variants of the puzzle.
 
     With `keep_answer_colours`, colours that appear only in a puzzle's outputs do not change, because a variant's inputs
     would not show how they changed.
@@ -94,8 +100,9 @@ def draw_variants(puzzles: list[Puzzle], wanted: int, seed: int, keep_answer_col
     Random numbers are keyed by the puzzle's name, so a puzzle's variants do not depend on the other puzzles.
 
     Note:
-        Two variants are equal if they have the same pairs of grids. Variants are compared by a 64-bit hash that is
-        linear in the colours' codes, so that it is computed from ten sums per grid and symmetry, and not from cells.
+        Two variants are equal if they have the same pairs of grids. Variants are compared by a 64-bit hash, in which
+        each cell of a grid adds a random weight of its position times a random code of its colour. So ten sums of
+        weights per grid and symmetry, one sum per colour, give the hashes of all recolourings.
     """
     symmetries, colours, starts = [], [], [0]
     for puzzle in puzzles:
@@ -160,7 +167,10 @@ def _colour_sums(puzzle: Puzzle) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=256)
 def _place_weights(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return random weights of the cells' positions after each symmetry, [8, cells], and a hash of each shape, [8]."""
+    """Return the random weight of each cell's position after each symmetry, and a hash of the shape after it.
+
+    The cells are in the order of the source grid of `height` × `width` cells. [8, cells] and [8]
+    """
     every = np.arange(SYMMETRIES)
     layout = layout_of_variant(np.zeros_like(every), np.full_like(every, height), np.full_like(every, width), every)
     weights = np.empty((SYMMETRIES, height * width), np.uint64)
@@ -171,7 +181,10 @@ def _place_weights(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _hashes(sums: np.ndarray, shapes: np.ndarray, symmetry: np.ndarray, colours: np.ndarray) -> np.ndarray:
-    """Return a 64-bit hash of each variant that does not depend on the order of its pairs. [V]"""
+    """Return a 64-bit hash of each variant that does not depend on the order of its pairs. [V]
+
+    `sums` and `shapes` are the results of `_colour_sums`; `symmetry` [V] and `colours` [V, 10] describe the variants.
+    """
     codes = counter.bits(_WEIGHT, np.arange(COLOURS))[colours]  # [V, 10]
     hashes = np.empty(len(symmetry), np.uint64)
     for k in range(SYMMETRIES):
@@ -191,14 +204,15 @@ _PUBLISHED = {f"t{k}": ours for k, ours in enumerate((0, 5, 3, 6, 1, 2, 4, 7))}
 
 
 def list_tasks(names: list[str]) -> set[str]:
-    """Return the names of the tasks that occur in `names`, the row names of a published puzzle table."""
+    """Return the names of the tasks that occur in `names`, the row names of a published model's puzzle table."""
     return {name.split(_SEPARATOR, 1)[0] for name in names} - {NO_PUZZLE}
 
 
 def parse_variants(path: Path, names: list[str], puzzles: list[Puzzle]) -> tuple[Variants, np.ndarray]:
-    """Return the variants of puzzles in the row names of a published puzzle table, and each variant's table row, [V].
+    """Return the variants that a published model's puzzle table has, and the table row of each variant, [V].
 
-    Rows of other tasks are ignored.
+    `names` are the table's row names from the file `path`. Rows of tasks that are not in `puzzles` are ignored. Raises
+    a ValueError for a puzzle without a row.
     """
     rows: dict[str, list[int]] = {puzzle.name: [] for puzzle in puzzles}
     for row, name in enumerate(names):
@@ -216,7 +230,7 @@ def parse_variants(path: Path, names: list[str], puzzles: list[Puzzle]) -> tuple
 
 
 def _parse_variant(path: Path, row: int, name: str) -> tuple[int, list[int]]:
-    """Return a variant's symmetry and colours from the name of its row in a published puzzle table."""
+    """Return the symmetry and the ten colours that the name of a row in a published model's puzzle table describes."""
     task, *variant = name.split(_SEPARATOR)
     if not variant:
         return 0, list(range(COLOURS))

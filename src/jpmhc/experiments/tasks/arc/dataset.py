@@ -66,9 +66,10 @@ class ArcConfig(TaskConfig):
 
     @classmethod
     def of_published_model(cls, vocabulary: int, identifiers: Path, options: TaskOptions) -> PublishedTask | None:
-        """Return the task with the ARC version in `options`, or else the newest whose tasks are all in `identifiers`.
+        """Return the ARC task of a published model, whose variants the file `identifiers` names.
 
-        Returns None if `vocabulary`, the model's number of tokens, differs from ARC's.
+        The version of ARC-AGI is the one in `options`, or else the newest version whose tasks the file names. Returns
+        None if `vocabulary`, the model's number of tokens, differs from ARC's.
         """
         if vocabulary != tokens.VOCABULARY:
             return None
@@ -94,7 +95,7 @@ class ArcConfig(TaskConfig):
         return PublishedTask(config, remark)
 
     def load_puzzles(self) -> tuple[list[Puzzle], list[Puzzle]]:
-        """Return the training puzzles and the evaluation puzzles, after checks."""
+        """Read and check the puzzles; return the training puzzles and the evaluation puzzles."""
         training, evaluation = choose_puzzles(
             self.version, self.extra_tasks, self.evaluation_tasks, self.tasks, self.side
         )
@@ -168,12 +169,15 @@ class Arc(VotingTask):
         self._offset = np.concatenate([[0], np.cumsum(self._height * self._width)[:-1]])
 
     def grid_layout(self, grid: np.ndarray, variant: np.ndarray) -> augment.Layout:
-        """Return layouts that read grids, by number and variant, from `cells`; pair p has the grids 2p and 2p + 1."""
+        """Return layouts that read the grids numbered `grid` [B] from `cells` in the variants numbered `variant` [B].
+
+        Pair p has the grids 2p (its input) and 2p + 1 (its output).
+        """
         symmetry = self.variants.symmetry[variant]
         return augment.layout_of_variant(self._offset[grid], self._height[grid], self._width[grid], symmetry)
 
     def trained_pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the puzzle and the number of every pair except tests of evaluation puzzles."""
+        """Return the puzzle's index and the pair's number for every pair except tests of evaluation puzzles."""
         puzzle = np.repeat(np.arange(len(self.puzzles)), self._trained_pairs)
         ends = np.cumsum(self._trained_pairs)
         return puzzle, self._first_pair[puzzle] + np.arange(len(puzzle)) - (ends - self._trained_pairs)[puzzle]
@@ -214,7 +218,10 @@ class Arc(VotingTask):
         return self._batch(variant, self._first_pair[puzzle] + pair, top, left)
 
     def _translation(self, variant: np.ndarray, puzzle: np.ndarray, pair: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the top row and left column of each pair's grids; one pair of every variant stays at (0, 0)."""
+        """Draw the top row and the left column at which both grids of each pair begin in the square of tokens.
+
+        In every variant, one pair stays at (0, 0). `pair` counts the pairs within each puzzle.
+        """
         seed = self.config.seed
         moves = counter.below(self._trained_pairs[puzzle], seed, _STILL, variant) != pair
         grid = 2 * (self._first_pair[puzzle] + pair)

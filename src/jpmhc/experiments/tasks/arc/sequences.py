@@ -2,7 +2,8 @@
 
 A sequence is one pair: a start token, the input grid row by row, a separator, the output grid row by row, an end token.
 Every row of a grid ends with a row-end token. A token's coordinates are the number of its part of the sequence, and the
-row and column of its cell. Labels are the output's tokens and the end token, for training also the input's tokens.
+row and column of its cell. A token's label is the token to predict after it: the tokens of the output and the end token
+are predicted, and if wanted also the tokens of the input and the separator.
 
 An epoch shows every training pair once, in a random variant. `PackedPairs` is a pure function of the epoch's number, so
 a resumed run needs only its number of steps.
@@ -53,7 +54,10 @@ class Sequences:
 
 
 def measure_pairs(arc: Arc, variant: np.ndarray, pair: np.ndarray) -> np.ndarray:
-    """Return the number of tokens of each pair's sequence, without the end token, in the given variants. [B]"""
+    """Return the number of tokens of each sequence, without the end token. [B]
+
+    Sequence b is the pair with the number `pair[b]` in the variant with the number `variant[b]`.
+    """
     sizes = [arc.grid_layout(2 * pair + side, variant) for side in (0, 1)]
     return 2 + sum(size.height * (size.width + 1) for size in sizes)
 
@@ -61,7 +65,7 @@ def measure_pairs(arc: Arc, variant: np.ndarray, pair: np.ndarray) -> np.ndarray
 def write_sequences(
     arc: Arc, variant: np.ndarray, pair: np.ndarray, outputs: bool = True, predict_inputs: bool = False
 ) -> Sequences:
-    """Return pairs, given by their numbers [B], in the given variants [B] as token sequences.
+    """Return B sequences; sequence b is the pair with the number `pair[b]` in the variant with the number `variant[b]`.
 
     Without outputs, a sequence ends before its separator. With `predict_inputs`, the inputs' tokens and the separators
     are labels too.
@@ -104,7 +108,11 @@ def _write_grids(
     tokens: np.ndarray,
     coordinates: np.ndarray,
 ) -> np.ndarray:
-    """Write grids into `tokens` and `coordinates`, from the positions `at` on; return the positions of their tokens."""
+    """Write B grids with their row ends into `tokens` and `coordinates`; return the positions of the written tokens.
+
+    Grid b has the layout b in `cells` and the new colours `colours[b]`, and is written from position `at[b]` on. `part`
+    is the first coordinate of its tokens.
+    """
     line = layout.width + 1
     size = layout.height * line
     owner = np.repeat(np.arange(len(size)), size)
@@ -121,8 +129,9 @@ def _write_grids(
 def read_answers(written: np.ndarray, counts: np.ndarray, side: int) -> np.ndarray:
     """Turn a decoder's answers into squares of tokens [B, side²] as in `tokens.py`, with the grid in the upper left.
 
-    The tokens after the separator are `written` [B, N]; `counts` [B] says how many belong to the answer and its end.
-    An answer that is not a grid, because its rows differ in length or its end is missing, becomes an empty square.
+    `written` [B, N] has the tokens after the separator. Of these, the first `counts` [B] are the answer and its end
+    token. An answer that is not a grid, because its rows differ in length or its end is missing, becomes an empty
+    square.
     """
     squares = np.zeros((len(written), side, side), np.uint8)
     for square, row, count in zip(squares, written, counts):
@@ -149,7 +158,10 @@ def _read_grid(written: np.ndarray) -> np.ndarray | None:
 
 @dataclass(frozen=True)
 class Pack:
-    """Sequences packed into one row of fixed length; the unused rest of the row is one sequence without labels."""
+    """Sequences packed into one row of T tokens; the unused rest of the row is one more sequence, without labels.
+
+    S is the largest number of sequences in a pack, including the rest.
+    """
 
     tokens: Tensor  # [T] uint8
     coordinates: Tensor  # [T, 3] uint8
@@ -169,7 +181,7 @@ class Pack:
 
 
 def pack_sequences(sequences: Sequences, length: int, most: int) -> Pack:
-    """Pack fewer than `most` sequences into a row of `length` tokens."""
+    """Pack fewer than `most` sequences into a row of `length` tokens, and the unused rest as the last sequence."""
     used, count = int(sequences.starts[-1]), len(sequences)
     if used > length or count >= most:
         raise ValueError(f"{count} sequences of {used} tokens do not fit into {length} tokens and {most - 1} sequences")
@@ -190,7 +202,7 @@ def pack_sequences(sequences: Sequences, length: int, most: int) -> Pack:
 
 
 def _without_tests(arc: Arc) -> tuple[np.ndarray, np.ndarray]:
-    """Return the puzzle and the number of every training pair that does not equal a test of an evaluation puzzle.
+    """Return puzzle index and pair number for every training pair that does not equal a test of an evaluation puzzle.
 
     Two public puzzles have a pair in common, which is a test of one of them.
     """
@@ -237,7 +249,10 @@ class PackedPairs:
         return pack_sequences(sequences, self.length, self.most)
 
     def _make_plan(self, epoch: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return variants and pairs of each pack of an epoch; pairs go in random order to the first pack with space."""
+        """Return the numbers of the variants and of the pairs in each pack of an epoch.
+
+        The pairs are taken in random order, and each pair goes to the first pack with space.
+        """
         arc, count = self.arc, len(self.pair)
         drawn = counter.below(arc.variants.counts[self.puzzle], self.seed, _VARIANT, epoch, np.arange(count))
         variant = arc.variants.starts[self.puzzle] + drawn

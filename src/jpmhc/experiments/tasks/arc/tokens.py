@@ -20,7 +20,8 @@ def encode_grids(
 ) -> np.ndarray:
     """Write grids as squares of tokens, [B, side²] uint8, with the first cell in row `top` and column `left`, [B].
 
-    The layouts [B] describe the grids in `memory`, a flat array of cells; `colours` [B, 10] has new colours.
+    The layouts [B] describe the grids in `memory`, a flat array of cells; `colours` [B, 10] has the new colour of each
+    colour.
     """
     i = np.arange(side) - top[:, None]  # [B, side]: the grid's row in each row of the square
     j = np.arange(side) - left[:, None]
@@ -35,10 +36,10 @@ def encode_grids(
 
 
 def crop_grids(tokens: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return heights and widths [B] of the grids that a model has written from the upper left corner of the square.
+    """Return the heights and widths [B] of the grids in a model's squares of tokens [B, side²].
 
-    A grid is the largest rectangle of colours that begins in this corner, with the fewest rows among equally
-    large ones. If the corner itself is not a colour, the grid is 0 × 0.
+    A grid is the largest rectangle of colours that begins in the upper left corner of its square, with the fewest rows
+    among equally large ones. If the corner itself is not a colour, the grid is 0 × 0.
     """
     square = tokens.reshape(-1, side, side)
     colour = (square >= FIRST_COLOUR) & (square < VOCABULARY)
@@ -67,9 +68,11 @@ def decode_grids(tokens: np.ndarray, layout: Layout, colours: np.ndarray, side: 
 def _read(
     memory: np.ndarray, layout: Layout, i: np.ndarray, j: np.ndarray, in_rows: np.ndarray, in_columns: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the cells of all grids: each cell's grid number, value, and position in the flattened squares.
+    """Return each grid cell's grid number, value, and position in the flattened squares, for all grids. [cells] each
 
-    Only cells of grids are read, because squares are mostly empty.
+    `i` and `j` [B, side] are the grid's row at each row of its square, and the grid's column at each column of its
+    square; `in_rows` and `in_columns` [B, side] say whether the grid has this row or column. Only cells of grids are
+    read, because squares are mostly empty.
     """
     inside = np.flatnonzero(in_rows[:, :, None] & in_columns[:, None, :])
     side = i.shape[1]
