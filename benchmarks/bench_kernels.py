@@ -23,8 +23,7 @@ from torch import Tensor
 
 from harness import RESULTS, captured, milliseconds, write_csv
 from jpmhc import mixers
-from jpmhc.connections import fused as kernels
-from jpmhc.connections import gates, reference
+from jpmhc.connections import fused, gates, reference
 from jpmhc.kernels import Spec, make_spec
 
 # Every mixer of the registry as its name stands for it, and cases of their own: the mixer, settings of the connection.
@@ -74,8 +73,8 @@ def draw(spec: Spec, tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def connection(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec) -> Tensor:
-    h, state = kernels.read_streams(x, weight, bias, spec)
-    return kernels.write_streams(h, state)
+    h, state = fused.read_streams(x, weight, bias, spec)
+    return fused.write_streams(h, state)
 
 
 def read_plainly(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec, mixer: mixers.Mixer) -> tuple:
@@ -115,16 +114,16 @@ def check(spec: Spec, mixer: mixers.Mixer) -> float:
     return max(relative_error(a, b, slack * ALLOWED[i > 0]) for i, (a, b) in enumerate(zip(found, wanted)))
 
 
-def check_pair(spec: Spec, mixer: mixers.Mixer, fused: bool, delayed: bool) -> float:
+def check_pair(spec: Spec, mixer: mixers.Mixer, joined: bool, delayed: bool) -> float:
     """The relative error of the next sublayer's input after a write and a read."""
     x, weight, bias, _ = draw(spec, 1001)
     leaves = [t.detach().double() for t in (x, weight, bias)]
     streams = plain(mixer)(*leaves, spec)
     if delayed:
-        wanted = kernels.read_streams(x, weight, bias, spec)[1].gather(streams)
+        wanted = fused.read_streams(x, weight, bias, spec)[1].gather(streams)
     else:
         wanted, _, _ = read_plainly(streams, *leaves[1:], spec, mixer)
-    return relative_error(linked(x, weight, bias, spec, 1, fused, delayed), wanted, 2 * ALLOWED[0])
+    return relative_error(linked(x, weight, bias, spec, 1, joined, delayed), wanted, 2 * ALLOWED[0])
 
 
 def relative_error(found: Tensor, wanted: Tensor, allowed: float) -> float:
@@ -169,22 +168,22 @@ def setup(spec: Spec, tokens: int, function: Callable) -> tuple[Callable[[], obj
 
 
 def linked(
-    x: Tensor, weight: Tensor, bias: Tensor, spec: Spec, links: int, fused: bool, delayed: bool = False
+    x: Tensor, weight: Tensor, bias: Tensor, spec: Spec, links: int, joined: bool, delayed: bool = False
 ) -> Tensor:
     """The sublayer's input after `links` connections, forward."""
     with torch.no_grad():
-        h, state = kernels.read_streams(x, weight, bias, spec)
+        h, state = fused.read_streams(x, weight, bias, spec)
         for _ in range(links):
-            if fused:
-                _, h, state = kernels.write_read_streams(h, state, weight, bias, spec, delayed)
+            if joined:
+                _, h, state = fused.write_read_streams(h, state, weight, bias, spec, delayed)
             else:
-                h, state = kernels.read_streams(kernels.write_streams(h, state), weight, bias, spec)
+                h, state = fused.read_streams(fused.write_streams(h, state), weight, bias, spec)
         return h
 
 
-def chain(spec: Spec, tokens: int, links: int, fused: bool, delayed: bool = False) -> Callable[[], Tensor]:
+def chain(spec: Spec, tokens: int, links: int, joined: bool, delayed: bool = False) -> Callable[[], Tensor]:
     x, weight, bias, _ = draw(spec, tokens)
-    return lambda: linked(x, weight, bias, spec, links, fused, delayed)
+    return lambda: linked(x, weight, bias, spec, links, joined, delayed)
 
 
 def chain_with_gradients(spec: Spec, tokens: int, links: int, delayed: bool = False) -> Callable[[], object]:
@@ -192,10 +191,10 @@ def chain_with_gradients(spec: Spec, tokens: int, links: int, delayed: bool = Fa
     x, weight, bias, grad = draw(spec, tokens)
 
     def both() -> object:
-        h, state = kernels.read_streams(x, weight, bias, spec)
+        h, state = fused.read_streams(x, weight, bias, spec)
         for _ in range(links):
-            _, h, state = kernels.write_read_streams(h, state, weight, bias, spec, delayed)
-        return torch.autograd.grad(kernels.write_streams(h, state), (x, weight, bias), grad)
+            _, h, state = fused.write_read_streams(h, state, weight, bias, spec, delayed)
+        return torch.autograd.grad(fused.write_streams(h, state), (x, weight, bias), grad)
 
     return both
 
@@ -339,14 +338,14 @@ def main() -> None:
         if case in PAIRS:
             links = 4
             for name, make, units in (
-                ("write→read", functools.partial(chain, fused=True), 2 * n + 2),
-                ("write, read", functools.partial(chain, fused=False), 2 * n + 2),
+                ("write→read", functools.partial(chain, joined=True), 2 * n + 2),
+                ("write, read", functools.partial(chain, joined=False), 2 * n + 2),
                 ("write→read, both", chain_with_gradients, 5 * n + 5),
-                ("delayed read", functools.partial(chain, fused=True, delayed=True), 2 * n + 2),
+                ("delayed read", functools.partial(chain, joined=True, delayed=True), 2 * n + 2),
                 ("delayed read, both", functools.partial(chain_with_gradients, delayed=True), 5 * n + 5),
             ):
-                mixer, fused = CASES[case][0](n).cuda().double(), name != "write, read"
-                error = check_pair(spec, mixer, fused, name.startswith("delayed"))
+                mixer, joined = CASES[case][0](n).cuda().double(), name != "write, read"
+                error = check_pair(spec, mixer, joined, name.startswith("delayed"))
                 runs = [make(spec, tokens, count) for count in (1, 1 + links)]
                 eager = [milliseconds(run, device="cuda") for run in runs]
                 ms = [milliseconds(captured(run)[0].replay, device="cuda") for run in runs]

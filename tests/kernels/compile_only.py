@@ -58,7 +58,7 @@ def compile_launch(kernel: JITFunction, *args, grid, warmup, **kwargs) -> None:
 
 
 def main() -> None:
-    from jpmhc.connections import fused as kernels
+    from jpmhc.connections import fused
     from tests.kernels.connection_cases import make_case
 
     name, n, d, *more = sys.argv[1:]
@@ -71,12 +71,12 @@ def main() -> None:
     weight = torch.zeros(spec.logits, spec.n * spec.d, requires_grad=True)
     bias = torch.zeros(spec.logits, requires_grad=True)
     with torch.no_grad():
-        h, state = kernels.read_streams(x, weight, bias, spec)
+        h, state = fused.read_streams(x, weight, bias, spec)
         if not spec.post_norm:
-            kernels.write_read_streams(h, state, weight, bias, spec, delayed)
-    h, state = kernels.read_streams(x, weight, bias, spec)
-    _, h, state = kernels.write_read_streams(h, state, weight, bias, spec, delayed)
-    (kernels.write_streams(h, state).sum() + kernels.write_streams(h, state, mean=True).sum()).backward()
+            fused.write_read_streams(h, state, weight, bias, spec, delayed)
+    h, state = fused.read_streams(x, weight, bias, spec)
+    _, h, state = fused.write_read_streams(h, state, weight, bias, spec, delayed)
+    (fused.write_streams(h, state).sum() + fused.write_streams(h, state, mean=True).sum()).backward()
 
 
 if __name__ == "__main__":

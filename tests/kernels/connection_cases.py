@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from jpmhc import mixers
-from jpmhc.connections import fused as kernels
-from jpmhc.connections import gates, reference
+from jpmhc.connections import fused, gates, reference
 from jpmhc.kernels import Spec, make_spec
 from jpmhc.mixers import MIXERS, Mixer
 
@@ -93,16 +92,16 @@ def reference_write(x: Tensor, y: Tensor, state: tuple[Tensor, Tensor, Tensor], 
     return reference.normalise_streams(out, case.spec.eps) if case.spec.post_norm else out
 
 
-def run(case: Case, inputs: dict[str, Tensor | None], fused: bool, mean: bool = False) -> dict[str, Tensor]:
+def run(case: Case, inputs: dict[str, Tensor | None], by_kernels: bool, mean: bool = False) -> dict[str, Tensor]:
     """h, out (or its mean) and the gradients of all that has one, fused or by the reference in float64."""
-    cast = (lambda t: t.detach().clone()) if fused else (lambda t: t.detach().double())
+    cast = (lambda t: t.detach().clone()) if by_kernels else (lambda t: t.detach().double())
     leaves = {k: cast(inputs[k]).requires_grad_() for k in ("x", "weight", "bias") if inputs[k] is not None}
     x, weight, bias = leaves["x"], leaves.get("weight"), leaves["bias"]
     sublayer = inputs["sublayer"].double()
-    if fused:
-        h, state = kernels.read_streams(x, weight, bias, case.spec)
+    if by_kernels:
+        h, state = fused.read_streams(x, weight, bias, case.spec)
         y = torch.tanh(h.double() @ sublayer).to(x.dtype)
-        out = kernels.write_streams(y, state, mean=mean)
+        out = fused.write_streams(y, state, mean=mean)
     else:
         streams = x.expand(-1, case.spec.n, -1)
         h, state = reference_read(streams, weight, bias, case)
@@ -115,9 +114,9 @@ def run(case: Case, inputs: dict[str, Tensor | None], fused: bool, mean: bool = 
 
 
 def assert_close(case: Case, inputs: dict[str, Tensor | None], scale: float = 1.0, mean: bool = False) -> None:
-    fused, wanted = run(case, inputs, True, mean), run(case, inputs, False, mean)
+    computed, wanted = run(case, inputs, True, mean), run(case, inputs, False, mean)
     forward, gradient = TOLERANCE[inputs["x"].dtype]
-    for name, value in fused.items():
+    for name, value in computed.items():
         assert torch.isfinite(value).all(), name
         error = (value.double() - wanted[name]).norm() / wanted[name].norm().clamp(min=1e-30)
         allowed = (gradient if name.startswith("grad") else forward) * max(1.0, scale)
@@ -151,14 +150,14 @@ def run_row(cases: list[Case], leaves: list[Tensor], form: str, delayed: bool = 
             results += [h, streams]
             continue
         if k == 0 or form == "separate":
-            h, state = kernels.read_streams(streams, *own, case.spec)
+            h, state = fused.read_streams(streams, *own, case.spec)
             h = first if delayed else h
         results.append(h)
         if k + 1 == len(cases) or form == "separate":
-            streams = kernels.write_streams(torch.tanh(h), state)
+            streams = fused.write_streams(torch.tanh(h), state)
         else:
             following = *pairs[k + 1], cases[k + 1].spec
-            streams, h, state = kernels.write_read_streams(torch.tanh(h), state, *following, delayed)
+            streams, h, state = fused.write_read_streams(torch.tanh(h), state, *following, delayed)
         results.append(streams)
     if delayed:
         last = ready if form == "reference" else state.gather(streams)

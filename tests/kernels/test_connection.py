@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from jpmhc.connections import fused as kernels
+from jpmhc.connections import fused
 from jpmhc.kernels import make_spec
 from jpmhc.kernels.read import why_not
 from jpmhc.mixers import Cayley, Circulant, Sinkhorn
@@ -145,9 +145,9 @@ def test_gpu_most_logits(dtype: torch.dtype) -> None:
     case = make_case("sinkhorn", 8, 256, read=kind, write=kind)
     inputs = draw(case, 33, dtype, 1.0, True)
     assert_close(case, inputs)
-    h, state = kernels.read_streams(inputs["x"], inputs["weight"], inputs["bias"], case.spec)
-    streams, mine, _ = kernels.write_read_streams(h, state, inputs["weight"], inputs["bias"], case.spec)
-    wanted, _ = kernels.read_streams(streams, inputs["weight"], inputs["bias"], case.spec)
+    h, state = fused.read_streams(inputs["x"], inputs["weight"], inputs["bias"], case.spec)
+    streams, mine, _ = fused.write_read_streams(h, state, inputs["weight"], inputs["bias"], case.spec)
+    wanted, _ = fused.read_streams(streams, inputs["weight"], inputs["bias"], case.spec)
     assert (mine - wanted).double().norm() <= TOLERANCE[dtype][0] * wanted.double().norm()
 
 
@@ -157,12 +157,12 @@ def test_other_streams_than_those_read_get_their_own_gradient(mean: bool) -> Non
     inputs = draw(case, 6, torch.float32, 1.0, True)
     other = draw(case, 6, torch.float32, 1.0, True, seed=1)["x"]
 
-    def gradients(fused: bool) -> tuple[Tensor, ...]:
-        cast = (lambda t: t.clone()) if fused else (lambda t: t.double())
+    def gradients(by_kernels: bool) -> tuple[Tensor, ...]:
+        cast = (lambda t: t.clone()) if by_kernels else (lambda t: t.double())
         x, z, weight, bias = (cast(t).requires_grad_() for t in (inputs["x"], other, inputs["weight"], inputs["bias"]))
-        if fused:
-            h, state = kernels.read_streams(x, weight, bias, case.spec)
-            out = kernels.write_streams(h, state, z, mean)
+        if by_kernels:
+            h, state = fused.read_streams(x, weight, bias, case.spec)
+            out = fused.write_streams(h, state, z, mean)
         else:
             h, state = reference_read(x, weight, bias, case)
             out = reference_write(z, h, state, case)
@@ -204,8 +204,8 @@ def test_nan_reaches_every_coefficient_of_its_own_token_alone(name: str) -> None
     case = make_case(name)
     inputs = draw(case, 3, torch.float32, 1.0, True)
     inputs["x"][1, 0, 0] = float("nan")
-    h, state = kernels.read_streams(inputs["x"], inputs["weight"], inputs["bias"], case.spec)
-    out = kernels.write_streams(torch.zeros_like(h), state)
+    h, state = fused.read_streams(inputs["x"], inputs["weight"], inputs["bias"], case.spec)
+    out = fused.write_streams(torch.zeros_like(h), state)
     assert out.isfinite().flatten(1).all(1).tolist() == [True, False, True]
     assert state.coefficients[1].isnan().all()
 
@@ -223,8 +223,8 @@ def test_large_cayley_logits_cost_few_digits(n: int, size: float, tolerance: flo
     """Entries of the skew matrix half as large as the logits, which are the bias alone."""
     case = make_case("cayley, sharp", n)
     inputs = draw(case, 2, torch.float32, size, False)
-    fused, wanted = run(case, inputs, True), run(case, inputs, False)
-    assert (fused["out"] - wanted["out"]).norm() < tolerance * wanted["out"].norm()
+    computed, wanted = run(case, inputs, True), run(case, inputs, False)
+    assert (computed["out"] - wanted["out"]).norm() < tolerance * wanted["out"].norm()
 
 
 def test_cayley_logits_beyond_the_range_of_eight_streams_give_nan() -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from jpmhc.connections import fused as kernels
+from jpmhc.connections import fused
 from jpmhc.kernels import decode
 from tests.kernels.connection_cases import NAMES, TOLERANCE, copy_row, draw, make_case, run_row
 
@@ -40,9 +40,9 @@ def test_a_static_connection_may_come_before() -> None:
     case = make_case("cayley")
     inputs = draw(case, 5, torch.float32, 1.0, True)
     with torch.no_grad():
-        h, state = kernels.read_streams(inputs["x"], None, inputs["bias"], case.spec)
-        between, found, _ = kernels.write_read_streams(h, state, inputs["weight"], inputs["bias"], case.spec)
-        wanted, _ = kernels.read_streams(between, inputs["weight"], inputs["bias"], case.spec)
+        h, state = fused.read_streams(inputs["x"], None, inputs["bias"], case.spec)
+        between, found, _ = fused.write_read_streams(h, state, inputs["weight"], inputs["bias"], case.spec)
+        wanted, _ = fused.read_streams(between, inputs["weight"], inputs["bias"], case.spec)
     assert torch.allclose(found, wanted, atol=1e-5)
 
 

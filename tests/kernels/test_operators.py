@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from jpmhc.connections import fused as kernels
+from jpmhc.connections import fused
 from tests.kernels.connection_cases import Case, draw, make_case
 
 
 def run_connection(case: Case, bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    h, state = kernels.read_streams(x, weight, bias, case.spec)
-    return kernels.write_streams(torch.tanh(h), state)
+    h, state = fused.read_streams(x, weight, bias, case.spec)
+    return fused.write_streams(torch.tanh(h), state)
 
 
 @pytest.mark.gpu
@@ -39,9 +39,9 @@ def test_compiles_without_a_break(delayed: bool) -> None:
     bias = inputs["bias"]
 
     def connections(x: Tensor, weight: Tensor) -> Tensor:
-        h, state = kernels.read_streams(x, weight, bias, case.spec)
-        _, h, state = kernels.write_read_streams(torch.tanh(h), state, weight, bias, case.spec, delayed)
-        return kernels.write_streams(torch.tanh(h), state)
+        h, state = fused.read_streams(x, weight, bias, case.spec)
+        _, h, state = fused.write_read_streams(torch.tanh(h), state, weight, bias, case.spec, delayed)
+        return fused.write_streams(torch.tanh(h), state)
 
     results = []
     for function in (connections, torch.compile(connections, backend="aot_eager", fullgraph=True)):

@@ -5,7 +5,7 @@ import torch
 import triton
 from torch import Tensor
 
-from jpmhc.connections import fused as kernels
+from jpmhc.connections import fused
 from jpmhc.kernels import passes, write_read
 from tests.kernels.connection_cases import draw, make_case, run
 
@@ -32,8 +32,8 @@ def test_gpu_a_replayed_graph_gives_the_bits_of_eager_runs(name: str, settings: 
     def both() -> tuple[Tensor, ...]:
         # New leaves in each call: autograd binds a leaf to the CUDA stream of its first use.
         leaves = [tensor.detach().requires_grad_() for tensor in (x, weight, bias)]
-        h, state = kernels.read_streams(*leaves, case.spec)
-        out = kernels.write_streams(h, state)
+        h, state = fused.read_streams(*leaves, case.spec)
+        out = fused.write_streams(h, state)
         return out.detach(), *torch.autograd.grad(out, leaves, inputs["grad"])
 
     stream = torch.cuda.Stream()
@@ -85,17 +85,15 @@ def test_leading_shape_strides_and_no_tokens() -> None:
     case = make_case("cayley")
     inputs = draw(case, 6, torch.float32, 1.0, True)
     x, weight, bias = inputs["x"], inputs["weight"], inputs["bias"]
-    h, state = kernels.read_streams(x, weight, bias, case.spec)
+    h, state = fused.read_streams(x, weight, bias, case.spec)
     strided = x.view(2, 3, 4, 24).transpose(0, 1)
-    h2, state2 = kernels.read_streams(strided, weight, bias, case.spec)
+    h2, state2 = fused.read_streams(strided, weight, bias, case.spec)
     assert torch.equal(h2, h.view(2, 3, 24).transpose(0, 1))
-    assert torch.equal(
-        kernels.write_streams(h2, state2), kernels.write_streams(h, state).view(2, 3, 4, 24).transpose(0, 1)
-    )
+    assert torch.equal(fused.write_streams(h2, state2), fused.write_streams(h, state).view(2, 3, 4, 24).transpose(0, 1))
     empty = x[:0].clone().requires_grad_()
     weight = weight.clone().requires_grad_()
-    h, state = kernels.read_streams(empty, weight, bias, case.spec)
-    out = kernels.write_streams(h, state)
+    h, state = fused.read_streams(empty, weight, bias, case.spec)
+    out = fused.write_streams(h, state)
     assert out.shape == (0, 4, 24)
     grad_x, grad_weight = torch.autograd.grad(out.sum(), (empty, weight))
     assert grad_x.shape == empty.shape
@@ -108,10 +106,10 @@ def test_only_gradients_that_nobody_else_holds_are_overwritten(post_norm: bool) 
     case = make_case("cayley", d=40, post_norm=post_norm)
     inputs = draw(case, 9, torch.float32, 1.0, True)
     x, weight, bias = (inputs[k].clone().requires_grad_() for k in ("x", "weight", "bias"))
-    (h, state), given = kernels.read_streams(x, weight, bias, case.spec), inputs["grad"].clone()
+    (h, state), given = fused.read_streams(x, weight, bias, case.spec), inputs["grad"].clone()
     sent: list[Tensor] = []
     state.link.register_hook(lambda grad: sent.append(grad))
-    (grad_x,) = torch.autograd.grad(kernels.write_streams(h, state), x, given)
+    (grad_x,) = torch.autograd.grad(fused.write_streams(h, state), x, given)
     assert torch.equal(given, inputs["grad"])
     assert (sent[0].data_ptr() == grad_x.data_ptr()) == post_norm
     h, link, coef, _ = torch.ops.jpmhc.read(None, x, weight, bias, case.spec.key, True)  # an operator changes nothing
@@ -129,8 +127,8 @@ def test_a_chain_has_the_operators_gradients(post_norm: bool, monkeypatch: pytes
     found = []
     for compiling in (False, True):
         monkeypatch.setattr(passes.torch.compiler, "is_compiling", lambda answer=compiling: answer)
-        h, state = kernels.read_streams(x, weight, bias, case.spec)
+        h, state = fused.read_streams(x, weight, bias, case.spec)
         for _ in range(2):
-            _, h, state = kernels.write_read_streams(h, state, weight, bias, case.spec)
-        found.append(torch.autograd.grad(kernels.write_streams(h, state), (x, weight, bias), inputs["grad"]))
+            _, h, state = fused.write_read_streams(h, state, weight, bias, case.spec)
+        found.append(torch.autograd.grad(fused.write_streams(h, state), (x, weight, bias), inputs["grad"]))
     assert all(torch.equal(a, b) for a, b in zip(*found))

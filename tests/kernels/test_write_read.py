@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from jpmhc.connections import fused as kernels
+from jpmhc.connections import fused
 from jpmhc.kernels import decode, write_read
 from jpmhc.kernels.write_read import one_gradient_kernel_pays, one_kernel_pays
 from tests.kernels.connection_cases import TOLERANCE, copy_row, draw, make_case, run_row
@@ -72,13 +72,11 @@ def test_two_kernels_where_one_does_not_pay(settings: dict, decoded: bool, monke
         monkeypatch.setattr(owner, name, lambda *given, name=name, step=step: calls.append(name) or step(*given))
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients):
-            h, state = kernels.read_streams(x, weight, bias, spec)
-            out, next_h, _ = kernels.write_read_streams(h, state, weight, bias, spec)
-            wanted = kernels.write_streams(h, state)
+            h, state = fused.read_streams(x, weight, bias, spec)
+            out, next_h, _ = fused.write_read_streams(h, state, weight, bias, spec)
+            wanted = fused.write_streams(h, state)
             torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(
-                next_h, kernels.read_streams(wanted, weight, bias, spec)[0], rtol=1e-4, atol=1e-5
-            )
+            torch.testing.assert_close(next_h, fused.read_streams(wanted, weight, bias, spec)[0], rtol=1e-4, atol=1e-5)
     assert calls == (["write_read"] if decoded else [])
 
 
@@ -150,12 +148,12 @@ def test_a_delayed_read_is_that_of_separate_kernels(settings: dict, gradients: b
     inputs = draw(case, 5, torch.float32, 1.0, True)
     x, weight, bias, spec = inputs["x"], inputs["weight"], inputs["bias"], case.spec
     with torch.set_grad_enabled(gradients):
-        y, state = kernels.read_streams(x, weight, bias, spec)
-        out, h, following = kernels.write_read_streams(y, state, weight, bias, spec, delayed=True)
-        wanted = kernels.write_streams(y, state)
+        y, state = fused.read_streams(x, weight, bias, spec)
+        out, h, following = fused.write_read_streams(y, state, weight, bias, spec, delayed=True)
+        wanted = fused.write_streams(y, state)
         torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(h, state.gather(wanted), rtol=1e-5, atol=1e-5)
-        separate = kernels.read_streams(wanted, weight, bias, spec)[1]
+        separate = fused.read_streams(wanted, weight, bias, spec)[1]
         torch.testing.assert_close(following.coefficients, separate.coefficients, rtol=1e-4, atol=1e-5)
 
 
