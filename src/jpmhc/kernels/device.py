@@ -93,90 +93,77 @@ def inner_products(g_TD, streams, BT: tl.constexpr, N: tl.constexpr):
 
 
 # --- gates ---
+# A gate constrains a matrix of logits along AXIS: the rows of R (2) for the read, the columns of V (1) for the write.
 
 
 @triton.jit
-def _read_entries(S: tl.constexpr):
-    """Return the index of the logit at each entry of the matrix R of read logits. [N, N]"""
+def _gate_entries(AXIS: tl.constexpr, S: tl.constexpr):
+    """Return the index of the logit at each entry of the gate's matrix. [N, N]"""
     i = tl.arange(0, S.n)[:, None]
     j = tl.arange(0, S.n)[None, :]
-    if S.read == "softmax_matrix":
-        return i * S.n + j
-    else:
+    FIRST: tl.constexpr = 0 if AXIS == 2 else S.read_logits
+    if (S.read if AXIS == 2 else S.write) == "softmax_matrix":
+        return FIRST + i * S.n + j
+    elif AXIS == 2:
         return i * 0 + j
-
-
-@triton.jit
-def _write_entries(S: tl.constexpr):
-    """Return the index of the logit at each entry of the matrix V of write logits. [N, N]"""
-    i = tl.arange(0, S.n)[:, None]
-    j = tl.arange(0, S.n)[None, :]
-    if S.write == "softmax_matrix":
-        return S.read_logits + i * S.n + j
     else:
-        return S.read_logits + i + j * 0
+        return FIRST + i + j * 0
 
 
 @triton.jit
-def _read_probabilities(r_TNN, S: tl.constexpr):
-    """Return the read logits R / temperature after a softmax over the last axis, or a sigmoid. [T, N, N]"""
-    z_TNN = r_TNN / S.temperature
-    if S.read == "sigmoid":
+def _probabilities(logits_TNN, AXIS: tl.constexpr, S: tl.constexpr):
+    """Return a gate's logits / temperature after a softmax over AXIS, or a sigmoid. [T, N, N]"""
+    z_TNN = logits_TNN / S.temperature
+    if (S.read if AXIS == 2 else S.write) == "sigmoid":
         return 1.0 / (1.0 + tl.exp(-z_TNN))
     else:
-        e_TNN = tl.exp(z_TNN - tl.max(z_TNN, axis=2)[:, :, None])
-        return e_TNN / tl.sum(e_TNN, axis=2)[:, :, None]
-
-
-@triton.jit
-def _write_probabilities(v_TNN, S: tl.constexpr):
-    """Return the write logits V / temperature after a softmax over the second axis, or a sigmoid. [T, N, N]"""
-    z_TNN = v_TNN / S.temperature
-    if S.write == "sigmoid":
-        return 1.0 / (1.0 + tl.exp(-z_TNN))
-    else:
-        e_TNN = tl.exp(z_TNN - tl.max(z_TNN, axis=1)[:, None, :])
-        return e_TNN / tl.sum(e_TNN, axis=1)[:, None, :]
+        e_TNN = tl.exp(z_TNN - tl.max(z_TNN, axis=AXIS, keep_dims=True))
+        return e_TNN / tl.sum(e_TNN, axis=AXIS, keep_dims=True)
 
 
 @triton.jit
 def _read_weights(r_TNN, S: tl.constexpr):
-    """Return the read weights r: the mean over the rows of `_read_probabilities`, plus `read_eps`. [T, N]"""
-    return tl.sum(_read_probabilities(r_TNN, S), axis=1) / S.n + S.read_eps
+    """Return the read weights r: the mean over the rows of the read's probabilities, plus `read_eps`. [T, N]"""
+    return tl.sum(_probabilities(r_TNN, 2, S), axis=1) / S.n + S.read_eps
 
 
 @triton.jit
 def _write_weights(v_TNN, S: tl.constexpr):
-    """Return the write weights w: the row sums of `_write_probabilities`, plus `write_eps`. [T, N]
+    """Return the write weights w: the row sums of the write's `_probabilities`, plus `write_eps`. [T, N]
 
     For a sigmoid the row sums are multiplied by `write_peak` / n.
     """
-    total = tl.sum(_write_probabilities(v_TNN, S), axis=2)
+    total = tl.sum(_probabilities(v_TNN, 1, S), axis=2)
     if S.write == "sigmoid":
         total = total * (S.write_peak / S.n)
     return total + S.write_eps
 
 
 @triton.jit
-def _read_derivative(r_TNN, grad_TN, S: tl.constexpr):
-    """Turn the gradient of the read weights r into the gradient of the read logits R. [T, N, N]"""
-    p_TNN = _read_probabilities(r_TNN, S)
-    g = grad_TN[:, None, :] / S.n / S.temperature
-    if S.read == "sigmoid":
-        return g * p_TNN * (1.0 - p_TNN)
-    else:
-        return p_TNN * (g - tl.sum(p_TNN * g, axis=2)[:, :, None])
+def _differentiate_gate(logits_T11, grad_T1, grad_T11, grad_TN, mask_T1, mask_T11, AXIS: tl.constexpr, S: tl.constexpr):
+    """Store the gradient of a gate's logits, from the gradient `grad_TN` of the read weights or the write weights.
 
-
-@triton.jit
-def _write_derivative(v_TNN, grad_TN, S: tl.constexpr):
-    """Turn the gradient of the write weights w into the gradient of the write logits V. [T, N, N]"""
-    p_TNN = _write_probabilities(v_TNN, S)
-    g = grad_TN[:, :, None] / S.temperature
-    if S.write == "sigmoid":
-        return g * p_TNN * (1.0 - p_TNN) * (S.write_peak / S.n)
+    `logits` points to each token's first logit, `grad_T1` and `grad_T11` to its gradient. The masks say which tokens
+    are below T.
+    """
+    KIND: tl.constexpr = S.read if AXIS == 2 else S.write
+    entries = _gate_entries(AXIS, S)[None, :, :]
+    p_TNN = _probabilities(tl.load(logits_T11 + entries, mask=mask_T11, other=0.0), AXIS, S)
+    if AXIS == 2:
+        g_TNN = grad_TN[:, None, :] / S.n / S.temperature
     else:
-        return p_TNN * (g - tl.sum(p_TNN * g, axis=1)[:, None, :])
+        g_TNN = grad_TN[:, :, None] / S.temperature
+    if KIND == "sigmoid":
+        g_TNN = g_TNN * p_TNN * (1.0 - p_TNN)
+        if AXIS == 1:
+            g_TNN = g_TNN * (S.write_peak / S.n)
+    else:
+        g_TNN = p_TNN * (g_TNN - tl.sum(p_TNN * g_TNN, axis=AXIS, keep_dims=True))
+    if KIND == "softmax_matrix":
+        tl.store(grad_T11 + entries, g_TNN, mask=mask_T11)
+    else:
+        FIRST: tl.constexpr = 0 if AXIS == 2 else S.read_logits
+        tl.store(grad_T1 + FIRST + tl.arange(0, S.n)[None, :], tl.sum(g_TNN, axis=3 - AXIS), mask=mask_T1)
 
 
 # --- logits ---
@@ -214,7 +201,7 @@ def store_logits(
 @triton.jit
 def load_read_weights(logits_TK, token, inside, S: tl.constexpr):
     """Return each token's read weights, computed from the logits in memory. [T, N]"""
-    entries = _read_entries(S)[None, :, :]
+    entries = _gate_entries(2, S)[None, :, :]
     r_TNN = tl.load((logits_TK + token * S.logits)[:, None, None] + entries, mask=inside[:, None, None], other=0.0)
     return _read_weights(r_TNN, S)
 
@@ -247,8 +234,8 @@ def constrain_tokens(logits_TK, coef_TC, token, inside, S: tl.constexpr):
     """Compute the coefficients r, w and H from the logits in memory, and store them."""
     base = (logits_TK + token * S.logits)[:, None, None]
     mask = inside[:, None, None]
-    r_TNN = tl.load(base + _read_entries(S)[None, :, :], mask=mask, other=0.0)
-    v_TNN = tl.load(base + _write_entries(S)[None, :, :], mask=mask, other=0.0)
+    r_TNN = tl.load(base + _gate_entries(2, S)[None, :, :], mask=mask, other=0.0)
+    v_TNN = tl.load(base + _gate_entries(1, S)[None, :, :], mask=mask, other=0.0)
     F: tl.constexpr = S.mixer
     m, _, _ = _load_mixer_logits(base, mask, S)
     h_TNN = F.mix(m, F)
@@ -280,18 +267,8 @@ def differentiate_logits(
     if not DELAYED:
         dr_TN += tl.load((grad_read_TN + token * N)[:, None] + j, mask=row, other=0.0)
     dw_TN = tl.load(gbase[:, None] + N + j, mask=row, other=0.0)
-    entries = _read_entries(S)[None, :, :]
-    g_TNN = _read_derivative(tl.load(base + entries, mask=mask, other=0.0), dr_TN, S)
-    if S.read == "softmax_matrix":
-        tl.store(out + entries, g_TNN, mask=mask)
-    else:
-        tl.store(line + j, tl.sum(g_TNN, axis=1), mask=row)
-    entries = _write_entries(S)[None, :, :]
-    g_TNN = _write_derivative(tl.load(base + entries, mask=mask, other=0.0), dw_TN, S)
-    if S.write == "softmax_matrix":
-        tl.store(out + entries, g_TNN, mask=mask)
-    else:
-        tl.store(line + S.read_logits + j, tl.sum(g_TNN, axis=2), mask=row)
+    _differentiate_gate(base, line, out, dr_TN, row, mask, 2, S)
+    _differentiate_gate(base, line, out, dw_TN, row, mask, 1, S)
     if S.mixer.logits > 0:
         matrix = (2 * N + i * N + j)[None, :, :]
         h_TNN = tl.load((coef_TC + token * (N * (N + 2)))[:, None, None] + matrix, mask=mask, other=0.0)

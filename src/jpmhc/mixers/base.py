@@ -4,8 +4,11 @@ A mixer says how many logits it needs, which logits it starts from, and how logi
 sums 1, so equal streams stay equal, and lies away from the corners of the mixer's set, where gradients vanish.
 """
 
+import functools
+import importlib
 import math
 from abc import ABC, abstractmethod
+from collections import namedtuple
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -50,6 +53,19 @@ class TritonForm:
     mix: Callable[..., object]
     derivative: Callable[..., object]
     constants: Hashable = None
+
+
+@functools.cache
+def make_form(name: str, streams: int, logits: int, rows: int, columns: int, **constants: Hashable) -> TritonForm:
+    """Return the `TritonForm` with the functions of `jpmhc.mixers.NAME_triton`; one object for equal arguments.
+
+    The number of columns is rounded up to a power of two. The functions find the constants in `F.constants`.
+    """
+    columns = 1 << (columns - 1).bit_length()
+    functions = importlib.import_module(f"jpmhc.mixers.{name}_triton")
+    names = namedtuple("Constants", constants)  # type: ignore[misc]
+    triton_functions = (functions.entries, functions.mix, functions.derivative)
+    return TritonForm(streams, logits, rows, columns, *triton_functions, names(**constants))
 
 
 class SettingsModule(nn.Module):

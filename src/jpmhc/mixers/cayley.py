@@ -5,7 +5,7 @@ from torch import Tensor
 
 from jpmhc import checks, precision
 from jpmhc.manifolds import orthogonal
-from jpmhc.mixers.base import Mixer, TritonForm
+from jpmhc.mixers.base import Mixer, TritonForm, make_form
 
 
 class Cayley(Mixer):
@@ -48,6 +48,6 @@ class Cayley(Mixer):
         return orthogonal.sample(streams, shape, generator=generator)
 
     def triton_form(self) -> TritonForm | str:
-        from jpmhc.mixers.cayley_triton import make_form
-
-        return make_form(self.streams, self.scale, self.iterations)
+        n = self.streams
+        constants = {"order": n, "scale": float(self.scale), "iterations": self.iterations}
+        return make_form("cayley", n, self.logits, n, n, **constants)

@@ -4,13 +4,9 @@
 # ruff: noqa: RUF005
 # mypy: disable-error-code="assignment"
 
-import functools
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
-from jpmhc.mixers.base import TritonForm
 from jpmhc.mixers.triton_matrices import (
     cayley,
     cayley_derivative,
@@ -20,11 +16,7 @@ from jpmhc.mixers.triton_matrices import (
     transpose,
 )
 
-
-class Constants(NamedTuple):
-    order: int
-    scale: float
-    iterations: int | None
+entries = skew_entries
 
 
 @triton.jit
@@ -63,10 +55,3 @@ def derivative(m, h, grad, F: tl.constexpr):
     else:
         g = _iteration_derivative(F.constants.scale * m, grad, F)
     return F.constants.scale * (g - transpose(g))
-
-
-@functools.cache
-def make_form(streams: int, scale: float, iterations: int | None) -> TritonForm:
-    n = streams
-    constants = Constants(n, float(scale), iterations)
-    return TritonForm(n, n * (n - 1) // 2, n, n, skew_entries, mix, derivative, constants)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.manifolds import birkhoff
-from jpmhc.mixers.base import Mixer, TritonForm, start_logit
+from jpmhc.mixers.base import Mixer, TritonForm, make_form, start_logit
 
 
 class Circulant(Mixer):
@@ -31,6 +31,4 @@ class Circulant(Mixer):
         return torch.maximum(birkhoff.violation(matrix), (matrix - shifted).abs().amax((-2, -1)))
 
     def triton_form(self) -> TritonForm | str:
-        from jpmhc.mixers.circulant_triton import make_form
-
-        return make_form(self.streams)
+        return make_form("circulant", self.streams, self.logits, 1, self.logits)

@@ -1,12 +1,11 @@
 """Weighted cyclic shifts for the fused kernels; `TritonForm` describes the arguments m, h, grad and F."""
 
-import functools
-
 import triton
 import triton.language as tl
 
-from jpmhc.mixers.base import TritonForm
 from jpmhc.mixers.triton_matrices import entries_by_rows, pick, softmax_derivative, softmax_row
+
+entries = entries_by_rows
 
 
 @triton.jit
@@ -39,8 +38,3 @@ def derivative(m, h, grad, F: tl.constexpr):
         inner = tl.sum(tl.sum(tl.where(_shift(k, F.streams), grad, 0.0), axis=2), axis=1)
         g = tl.where(column == k, inner[:, None], g)
     return softmax_derivative(p, g)
-
-
-@functools.cache
-def make_form(streams: int) -> TritonForm:
-    return TritonForm(streams, streams, 1, streams, entries_by_rows, mix, derivative)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from jpmhc import dtensors
 from jpmhc.manifolds import grassmann
-from jpmhc.mixers.base import Mixer, TritonForm
+from jpmhc.mixers.base import Mixer, TritonForm, make_form
 
 
 class Grassmann(Mixer):
@@ -72,6 +72,5 @@ class Grassmann(Mixer):
         return grassmann.sample(streams, None, shape, generator=generator)
 
     def triton_form(self) -> TritonForm | str:
-        from jpmhc.mixers.grassmann_triton import make_form
-
-        return make_form(self.streams, self.rank)
+        n, rank = self.streams, self.rank
+        return make_form("grassmann", n, n * rank, n, rank, rank=rank)

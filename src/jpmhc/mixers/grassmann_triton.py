@@ -3,18 +3,12 @@
 The kernels get a static frame as logits, too.
 """
 
-import functools
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
-from jpmhc.mixers.base import TritonForm
 from jpmhc.mixers.triton_matrices import entries_by_rows, identity_matrix, inverse, product, transpose
 
-
-class Constants(NamedTuple):
-    rank: int
+entries = entries_by_rows
 
 
 @triton.jit
@@ -53,9 +47,3 @@ def derivative(m, h, grad, F: tl.constexpr):
         side = product(identity_matrix(F.streams) - h, grad + transpose(grad))
         lengths = _lengths(m)
         return product(side, _spread(m / lengths, F)) / lengths
-
-
-@functools.cache
-def make_form(streams: int, rank: int) -> TritonForm:
-    columns = 1 << (rank - 1).bit_length()
-    return TritonForm(streams, streams * rank, streams, columns, entries_by_rows, mix, derivative, Constants(rank))

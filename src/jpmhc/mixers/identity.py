@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from jpmhc.mixers.base import Mixer, TritonForm
+from jpmhc.mixers.base import Mixer, TritonForm, make_form
 
 
 class Identity(Mixer):
@@ -27,6 +27,4 @@ class Identity(Mixer):
         return (matrix - eye).abs().amax((-2, -1))
 
     def triton_form(self) -> TritonForm | str:
-        from jpmhc.mixers.identity_triton import make_form
-
-        return make_form(self.streams)
+        return make_form("identity", self.streams, 0, 1, 1)

@@ -1,12 +1,11 @@
 """The identity for the fused kernels; `TritonForm` describes the arguments m, h, grad and F."""
 
-import functools
-
 import triton
 import triton.language as tl
 
-from jpmhc.mixers.base import TritonForm
 from jpmhc.mixers.triton_matrices import identity_matrix, no_entries
+
+entries = no_entries
 
 
 @triton.jit
@@ -19,8 +18,3 @@ def mix(m, F: tl.constexpr):
 def derivative(m, h, grad, F: tl.constexpr):
     """Return zeros of m's shape, because there are no logits."""
     return m * 0.0
-
-
-@functools.cache
-def make_form(streams: int) -> TritonForm:
-    return TritonForm(streams, 0, 1, 1, no_entries, mix, derivative)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from jpmhc.manifolds import birkhoff
-from jpmhc.mixers.base import START_MASS, Mixer, TritonForm, check_stream_count
+from jpmhc.mixers.base import START_MASS, Mixer, TritonForm, check_stream_count, make_form
 
 
 class Kronecker(Mixer):
@@ -40,6 +40,4 @@ class Kronecker(Mixer):
         return birkhoff.violation(matrix)
 
     def triton_form(self) -> TritonForm | str:
-        from jpmhc.mixers.kronecker_triton import make_form
-
-        return make_form(self.streams)
+        return make_form("kronecker", self.streams, self.logits, 1, self.logits)

@@ -1,12 +1,11 @@
 """Kronecker products of 2 × 2 matrices for the fused kernels; `TritonForm` describes the arguments m, h, grad and F."""
 
-import functools
-
 import triton
 import triton.language as tl
 
-from jpmhc.mixers.base import TritonForm
 from jpmhc.mixers.triton_matrices import entries_by_rows, pick
+
+entries = entries_by_rows
 
 
 @triton.jit
@@ -57,10 +56,3 @@ def derivative(m, h, grad, F: tl.constexpr):
                 term = term * factor
         g = tl.where(column == k, tl.sum(tl.sum(term, axis=2), axis=1)[:, None], g)
     return (g * a * (1.0 - a))[:, None, :]
-
-
-@functools.cache
-def make_form(streams: int) -> TritonForm:
-    logits = streams.bit_length() - 1
-    columns = 1 << (logits - 1).bit_length()
-    return TritonForm(streams, logits, 1, columns, entries_by_rows, mix, derivative)

@@ -5,7 +5,9 @@ from torch import Tensor
 
 from jpmhc import checks, precision
 from jpmhc.manifolds import birkhoff, orthogonal
-from jpmhc.mixers.base import START_MASS, Mixer, TritonForm
+from jpmhc.mixers.base import START_MASS, Mixer, TritonForm, make_form
+
+MOST_ROWS = 8  # a larger skew matrix does not fit into the registers of the threads that share it
 
 
 class Orthostochastic(Mixer):
@@ -59,6 +61,8 @@ class Orthostochastic(Mixer):
         return orthogonal.sample(streams, shape, generator=generator).square()
 
     def triton_form(self) -> TritonForm | str:
-        from jpmhc.mixers.orthostochastic_triton import make_form
-
-        return make_form(self.streams, self.blocks, self.scale)
+        order = self.streams * self.blocks
+        if order > MOST_ROWS or order & (order - 1):
+            return f"the kernels take an orthostochastic n·s that is a power of two up to {MOST_ROWS}, not {order}"
+        constants = {"order": order, "blocks": self.blocks, "scale": float(self.scale)}
+        return make_form("orthostochastic", self.streams, self.logits, order, order, **constants)

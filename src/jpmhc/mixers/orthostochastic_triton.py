@@ -3,22 +3,12 @@
 `TritonForm` describes the arguments m, h, grad and F.
 """
 
-import functools
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
-from jpmhc.mixers.base import TritonForm
 from jpmhc.mixers.triton_matrices import cayley, cayley_derivative, skew_entries, transpose
 
-MOST_ROWS = 8  # a larger skew matrix does not fit into the registers of the threads that share it
-
-
-class Constants(NamedTuple):
-    order: int
-    blocks: int
-    scale: float
+entries = skew_entries
 
 
 @triton.jit
@@ -37,13 +27,3 @@ def derivative(m, h, grad, F: tl.constexpr):
     wide = tl.reshape(tl.broadcast_to(grad[:, :, None, :, None], shape), m.shape)
     g = cayley_derivative(q, 2.0 * q * wide / F.constants.blocks, F.rows)
     return F.constants.scale * (g - transpose(g))
-
-
-@functools.cache
-def make_form(streams: int, blocks: int, scale: float) -> TritonForm | str:
-    """Return the `TritonForm` of an orthostochastic mixer, or one sentence on why the kernels cannot compute it."""
-    order = streams * blocks
-    if order > MOST_ROWS or order & (order - 1):
-        return f"the kernels take an orthostochastic n·s that is a power of two up to {MOST_ROWS}, not {order}"
-    constants = Constants(order, blocks, float(scale))
-    return TritonForm(streams, order * (order - 1) // 2, order, order, skew_entries, mix, derivative, constants)

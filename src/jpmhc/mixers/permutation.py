@@ -8,7 +8,7 @@ from torch import Tensor
 
 from jpmhc import modes
 from jpmhc.manifolds import permutation
-from jpmhc.mixers.base import Mixer, TritonForm, start_logit
+from jpmhc.mixers.base import Mixer, TritonForm, make_form, start_logit
 
 
 class Permutation(Mixer):
@@ -66,6 +66,6 @@ class Permutation(Mixer):
         return permutation.violation(matrix)
 
     def triton_form(self) -> TritonForm | str:
-        from jpmhc.mixers.permutation_triton import make_form
-
-        return make_form(self.streams, self.perms)
+        # Three bits per image of a permutation.
+        codes = tuple(sum(image << (3 * j) for j, image in enumerate(perm)) for perm in self.perms)
+        return make_form("permutation", self.streams, self.logits, 1, self.logits, codes=codes)

@@ -1,17 +1,11 @@
 """Mixtures of permutations for the fused kernels; `TritonForm` describes the arguments m, h, grad and F."""
 
-import functools
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
-from jpmhc.mixers.base import TritonForm
 from jpmhc.mixers.triton_matrices import entries_by_rows, identity_matrix, pick, softmax_derivative, softmax_row
 
-
-class Constants(NamedTuple):
-    codes: tuple[int, ...]  # one integer per permutation, three bits per image
+entries = entries_by_rows
 
 
 @triton.jit
@@ -44,10 +38,3 @@ def derivative(m, h, grad, F: tl.constexpr):
         inner = tl.sum(tl.sum(grad * _matrix(F.constants.codes[k], F.streams), axis=2), axis=1)
         g = tl.where(column == k, inner[:, None], g)
     return softmax_derivative(p, g)
-
-
-@functools.cache
-def make_form(streams: int, perms: tuple[tuple[int, ...], ...]) -> TritonForm:
-    codes = tuple(sum(image << (3 * j) for j, image in enumerate(perm)) for perm in perms)
-    columns = 1 << (len(perms) - 1).bit_length()
-    return TritonForm(streams, len(perms), 1, columns, entries_by_rows, mix, derivative, Constants(codes))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from jpmhc import checks, precision
 from jpmhc.manifolds import orthogonal
-from jpmhc.mixers.base import Mixer, TritonForm
+from jpmhc.mixers.base import Mixer, TritonForm, make_form
 
 
 class Rotation(Mixer):
@@ -60,9 +60,9 @@ class Rotation(Mixer):
         return mean + basis @ orthogonal.sample(streams - 1, shape, generator=generator) @ basis.mT
 
     def triton_form(self) -> TritonForm | str:
-        from jpmhc.mixers.rotation_triton import make_form
-
-        return make_form(self.streams, self.scale)
+        size = self.streams if self.logits else 1
+        constants = {"order": self.streams - 1, "scale": float(self.scale)}
+        return make_form("rotation", self.streams, self.logits, size, size, **constants)
 
 
 def complement_of_ones(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:

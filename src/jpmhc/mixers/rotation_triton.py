@@ -3,14 +3,11 @@
 K is a skew matrix, U is `complement_of_ones`, and `TritonForm` describes the arguments m, h, grad and F.
 """
 
-import functools
 import math
-from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-from jpmhc.mixers.base import TritonForm
 from jpmhc.mixers.triton_matrices import (
     cayley,
     cayley_derivative,
@@ -24,9 +21,13 @@ from jpmhc.mixers.triton_matrices import (
 PI = tl.constexpr(math.pi)
 
 
-class Constants(NamedTuple):
-    order: int
-    scale: float
+@triton.jit
+def entries(F: tl.constexpr):
+    """Return the entries of a skew matrix; two streams have no logits."""
+    if F.logits == 0:
+        return no_entries(F)
+    else:
+        return skew_entries(F)
 
 
 @triton.jit
@@ -57,13 +58,3 @@ def derivative(m, h, grad, F: tl.constexpr):
         u = _basis(F)
         g = product(product(transpose(u), cayley_derivative(h, grad, F.streams)), u)
         return F.constants.scale * (g - transpose(g))
-
-
-@functools.cache
-def make_form(streams: int, scale: float) -> TritonForm:
-    n = streams
-    logits = (n - 1) * (n - 2) // 2
-    constants = Constants(n - 1, float(scale))
-    if not logits:
-        return TritonForm(n, 0, 1, 1, no_entries, mix, derivative, constants)
-    return TritonForm(n, logits, n, n, skew_entries, mix, derivative, constants)

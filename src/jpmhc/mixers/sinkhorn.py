@@ -5,7 +5,7 @@ from torch import Tensor
 
 from jpmhc import checks
 from jpmhc.manifolds import birkhoff
-from jpmhc.mixers.base import Mixer, TritonForm, start_logit
+from jpmhc.mixers.base import Mixer, TritonForm, make_form, start_logit
 
 
 class Sinkhorn(Mixer):
@@ -76,12 +76,20 @@ class Sinkhorn(Mixer):
     def triton_form(self) -> TritonForm | str:
         if self.tolerance is not None and self.gradient == "unrolled":
             return 'the kernels cannot combine gradient="unrolled" with a tolerance'
-        from jpmhc.mixers.sinkhorn_triton import Constants, make_form
-
-        tolerance, clamp = (None if value is None else float(value) for value in (self.tolerance, self.clamp))
-        steps = 0
-        if self.gradient == "gauss_seidel":
-            steps = self.gradient_iterations or birkhoff.gauss_seidel_steps(self.streams)
-        axes = (2, 1) if self.first == "rows" else (1, 2)
-        settings = (self.iterations, tolerance, self.gradient, steps, float(self.eps), clamp, self.transposed)
-        return make_form(self.streams, Constants(*settings, *axes))
+        n, rows_first = self.streams, self.first == "rows"
+        return make_form(
+            "sinkhorn",
+            n,
+            self.logits,
+            n,
+            n,
+            iterations=self.iterations,
+            tolerance=None if self.tolerance is None else float(self.tolerance),
+            gradient=self.gradient,
+            steps=self.gradient_iterations or birkhoff.gauss_seidel_steps(n),
+            eps=float(self.eps),
+            clamp=None if self.clamp is None else float(self.clamp),
+            transposed=self.transposed,
+            first=2 if rows_first else 1,  # the axes of [tokens, n, n] over which an iteration sums first and second
+            second=1 if rows_first else 2,
+        )

@@ -4,44 +4,25 @@
 # ruff: noqa: RUF005
 # mypy: disable-error-code="assignment"
 
-import functools
-from typing import NamedTuple
-
 import triton
 import triton.language as tl
 
-from jpmhc.mixers.base import TritonForm
 from jpmhc.mixers.triton_matrices import entries_by_rows
 
 
-class Constants(NamedTuple):
-    """The settings of a Sinkhorn mixer, named as the arguments of `Sinkhorn`.
-
-    `steps` is the number of iterations of the gradient "gauss_seidel". `first` and `second` are the axes of
-    [tokens, n, n] over which an iteration sums first and second.
-    """
-
-    iterations: int
-    tolerance: float | None
-    gradient: str
-    steps: int
-    eps: float
-    clamp: float | None
-    transposed: bool
-    first: int
-    second: int
+@triton.jit
+def entries(F: tl.constexpr):
+    """Return the index of each entry's logit, counted column by column if transposed, and the sign +1. [n, n] each"""
+    if F.constants.transposed:
+        i = tl.arange(0, F.rows)[:, None]
+        j = tl.arange(0, F.columns)[None, :]
+        return j * F.rows + i, (i + j >= 0).to(tl.float32)
+    else:
+        return entries_by_rows(F)
 
 
 @triton.jit
-def entries_by_columns(F: tl.constexpr):
-    """Return the index of each entry's logit, counted column by column, and the sign +1. [rows, columns] each"""
-    i = tl.arange(0, F.rows)[:, None]
-    j = tl.arange(0, F.columns)[None, :]
-    return j * F.rows + i, (i + j >= 0).to(tl.float32)
-
-
-@triton.jit
-def clamp_logits(m, F: tl.constexpr):
+def _clamp_logits(m, F: tl.constexpr):
     """Return the logits m, clamped to the mixer's bound if it has one. [tokens, n, n]"""
     if F.constants.clamp is None:
         return m
@@ -50,7 +31,7 @@ def clamp_logits(m, F: tl.constexpr):
 
 
 @triton.jit
-def drop_clamped(m, grad, F: tl.constexpr):
+def _drop_clamped(m, grad, F: tl.constexpr):
     """Turn the gradient of the clamped logits into the gradient of the logits m: zero where the clamp acted."""
     if F.constants.clamp is None:
         return grad
@@ -59,7 +40,7 @@ def drop_clamped(m, grad, F: tl.constexpr):
 
 
 @triton.jit
-def mix(m, F: tl.constexpr):
+def _scale_alternately(m, F: tl.constexpr):
     """Return H: the rows and columns of exp(clamp(m)) are scaled alternately to sums of one (Alg. sinkhorn-forward).
 
     With |logits| ≤ 10 every factor stays inside e^±40, so the paper's logarithms are not needed. With a tolerance, a
@@ -69,7 +50,7 @@ def mix(m, F: tl.constexpr):
     ITERATIONS: tl.constexpr = F.constants.iterations
     FIRST: tl.constexpr = F.constants.first
     SECOND: tl.constexpr = F.constants.second
-    x = clamp_logits(m, F)
+    x = _clamp_logits(m, F)
     kernel = tl.exp(x - tl.max(x, axis=FIRST, keep_dims=True))
     after = tl.max(x, axis=SECOND, keep_dims=True) * 0.0 + 1.0
     for step in tl.static_range(ITERATIONS):
@@ -86,22 +67,22 @@ def mix(m, F: tl.constexpr):
 
 
 @triton.jit
-def softmax_first(m, F: tl.constexpr):
+def _softmax_first(m, F: tl.constexpr):
     """Return the softmax of the clamped logits m over the axis that is normalised first. [tokens, n, n]"""
     FIRST: tl.constexpr = F.constants.first
-    x = clamp_logits(m, F)
+    x = _clamp_logits(m, F)
     e = tl.exp(x - tl.max(x, axis=FIRST, keep_dims=True))
     return e / tl.sum(e, axis=FIRST, keep_dims=True)
 
 
 @triton.jit
-def iterate(m, F: tl.constexpr):
+def _iterate(m, F: tl.constexpr):
     """Return H after the settings' number of iterations, with `eps` added as in DeepSeek-V4. [tokens, n, n]"""
     ITERATIONS: tl.constexpr = F.constants.iterations
     EPS: tl.constexpr = F.constants.eps
     FIRST: tl.constexpr = F.constants.first
     SECOND: tl.constexpr = F.constants.second
-    h = softmax_first(m, F) + EPS
+    h = _softmax_first(m, F) + EPS
     for step in tl.static_range(ITERATIONS):
         if step > 0:
             h = h / (tl.sum(h, axis=FIRST, keep_dims=True) + EPS)
@@ -110,8 +91,8 @@ def iterate(m, F: tl.constexpr):
 
 
 @triton.jit
-def iterate_derivative(m, h, grad, F: tl.constexpr):
-    r"""Turn the gradient of H into the logits' gradient, through the scalings of `iterate`, which are computed again.
+def _iterate_derivative(m, h, grad, F: tl.constexpr):
+    r"""Turn the gradient of H into the logits' gradient, through the scalings of `_iterate`, which are computed again.
 
     For a normalisation C' = C / (s + eps) with sums s, a gradient G of C' becomes (G - Σ G ⊙ C') / (s + eps).
     """
@@ -119,7 +100,7 @@ def iterate_derivative(m, h, grad, F: tl.constexpr):
     EPS: tl.constexpr = F.constants.eps
     FIRST: tl.constexpr = F.constants.first
     SECOND: tl.constexpr = F.constants.second
-    p = softmax_first(m, F)
+    p = _softmax_first(m, F)
     kernel = p + EPS
     befores = (tl.max(p, axis=FIRST, keep_dims=True) * 0.0 + 1.0,)
     afters = (tl.max(p, axis=SECOND, keep_dims=True) * 0.0 + 1.0,)
@@ -141,11 +122,11 @@ def iterate_derivative(m, h, grad, F: tl.constexpr):
             c = kernel * before * previous
             factor = before / befores[ITERATIONS - 1 - back]
             grad = (grad - tl.sum(grad * c, axis=FIRST, keep_dims=True)) * factor
-    return drop_clamped(m, p * (grad - tl.sum(p * grad, axis=FIRST, keep_dims=True)), F)
+    return _drop_clamped(m, p * (grad - tl.sum(p * grad, axis=FIRST, keep_dims=True)), F)
 
 
 @triton.jit
-def gauss_seidel_derivative(m, h, grad, F: tl.constexpr):
+def _gauss_seidel_derivative(m, h, grad, F: tl.constexpr):
     r"""Return the logits' gradient $P \odot (G - u 1^\top - 1 v^\top)$ (eq. implicit-grad); P is h, and G is grad.
 
     One iteration is $u = (P \odot G) 1 - P v$, then $v = (P \odot G)^\top 1 - P^\top u$ (Alg. sinkhorn-implicit-bwd).
@@ -160,11 +141,11 @@ def gauss_seidel_derivative(m, h, grad, F: tl.constexpr):
     for _ in tl.static_range(STEPS):
         u = along_first - tl.sum(h * v, axis=FIRST, keep_dims=True)
         v = along_second - tl.sum(h * u, axis=SECOND, keep_dims=True)
-    return drop_clamped(m, weighted - h * u - h * v, F)
+    return _drop_clamped(m, weighted - h * u - h * v, F)
 
 
 @triton.jit
-def direct_derivative(m, h, grad, F: tl.constexpr):
+def _direct_derivative(m, h, grad, F: tl.constexpr):
     r"""Return the logits' gradient $P \odot (G - u 1^\top - 1 v^\top)$ (eq. implicit-grad) exactly; P is h, G is grad.
 
     Eliminating v leaves a linear system for u with the Laplacian of a graph, whose weights are P diag(1/c) Pᵀ with the
@@ -196,19 +177,24 @@ def direct_derivative(m, h, grad, F: tl.constexpr):
         value = loads[N - 2 - step] + tl.sum(links[N - 2 - step] * u, axis=1)[:, None]
         u = tl.where(node == N - 2 - step, value, u)
     across = tl.sum(q * u[:, :, None], axis=1)[:, None, :]
-    return drop_clamped(m, h * (centred - (u[:, :, None] - across)), F)
+    return _drop_clamped(m, h * (centred - (u[:, :, None] - across)), F)
 
 
-DERIVATIVES = {
-    "direct": direct_derivative,
-    "gauss_seidel": gauss_seidel_derivative,
-    "unrolled": iterate_derivative,
-}
+@triton.jit
+def mix(m, F: tl.constexpr):
+    """Return H, the Sinkhorn matrix of the logits m. [tokens, n, n]"""
+    if F.constants.gradient == "unrolled":
+        return _iterate(m, F)
+    else:
+        return _scale_alternately(m, F)
 
 
-@functools.cache
-def make_form(streams: int, constants: Constants) -> TritonForm:
-    n = streams
-    entries = entries_by_columns if constants.transposed else entries_by_rows
-    forward = iterate if constants.gradient == "unrolled" else mix
-    return TritonForm(n, n * n, n, n, entries, forward, DERIVATIVES[constants.gradient], constants)
+@triton.jit
+def derivative(m, h, grad, F: tl.constexpr):
+    """Turn the gradient of H into the gradient of the logits m, by the mixer's kind of gradient."""
+    if F.constants.gradient == "unrolled":
+        return _iterate_derivative(m, h, grad, F)
+    elif F.constants.gradient == "direct":
+        return _direct_derivative(m, h, grad, F)
+    else:
+        return _gauss_seidel_derivative(m, h, grad, F)

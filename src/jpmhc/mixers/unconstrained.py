@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from jpmhc import checks
-from jpmhc.mixers.base import Mixer, TritonForm
+from jpmhc.mixers.base import Mixer, TritonForm, make_form
 
 
 class Unconstrained(Mixer):
@@ -32,6 +32,5 @@ class Unconstrained(Mixer):
         return torch.randn(shape, dtype=torch.float64, generator=generator) / streams**0.5
 
     def triton_form(self) -> TritonForm | str:
-        from jpmhc.mixers.unconstrained_triton import make_form
-
-        return make_form(self.streams)
+        n = self.streams
+        return make_form("unconstrained", n, self.logits, n, n)

@@ -1,12 +1,11 @@
 """The unconstrained mixer for the fused kernels; `TritonForm` describes the arguments m, h, grad and F."""
 
-import functools
-
 import triton
 import triton.language as tl
 
-from jpmhc.mixers.base import TritonForm
 from jpmhc.mixers.triton_matrices import entries_by_rows
+
+entries = entries_by_rows
 
 
 @triton.jit
@@ -19,8 +18,3 @@ def mix(m, F: tl.constexpr):
 def derivative(m, h, grad, F: tl.constexpr):
     """Return the gradient of H, which is the gradient of the logits."""
     return grad
-
-
-@functools.cache
-def make_form(streams: int) -> TritonForm:
-    return TritonForm(streams, streams**2, streams, streams, entries_by_rows, mix, derivative)
