@@ -35,6 +35,8 @@ def _project(x: Tensor, weight: Tensor, norm: str, eps: float) -> tuple[Tensor, 
 class CoefficientMap(SettingsModule):
     """A module that computes the coefficients of each token from the streams, always in float32 or float64.
 
+    Its arguments are those of `HyperConnection`; `settings` are the other arguments of `configure`.
+
     Attributes:
         favoured: The number of the stream that the read prefers at the start; None if it prefers none, so that streams
             that are equal stay equal.
@@ -51,20 +53,14 @@ class CoefficientMap(SettingsModule):
         self,
         dim: int,
         mixer: Mixer,
-        norm: str,
-        read: str,
-        write: str,
-        temperature: float,
         dynamic: bool,
         favoured: int | None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        *,
-        eps: float = reference.EPS,
-        read_eps: float = 0.0,
+        **settings: Any,
     ) -> None:
         super().__init__()
-        self.configure(dim, mixer, norm, read, write, temperature, eps, read_eps)
+        self.configure(dim, mixer, **settings)
         self.favoured = favoured
         # At least float32, whatever the model's type: with rounded logits the skip matrix would miss its constraint.
         dtype = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
@@ -79,6 +75,7 @@ class CoefficientMap(SettingsModule):
         self,
         dim: int,
         mixer: Mixer,
+        *,
         norm: str,
         read: str,
         write: str,
@@ -207,7 +204,7 @@ class CoefficientMap(SettingsModule):
                 "state dict first"
             )
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "CoefficientMap":
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "CoefficientMap":
         def keep_precision(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             half = moved.is_floating_point() and moved.dtype.itemsize < 4
@@ -219,7 +216,7 @@ class CoefficientMap(SettingsModule):
             self._filled = False
         return self
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any) -> None:
         old = state_dict.pop(prefix + "logits", None)  # the bias's name up to version 0.1
         if old is not None:
             state_dict[prefix + "bias"] = old

@@ -2,8 +2,8 @@ r"""The interface of a connection: its four steps, and the state that the read p
 
 A connection reads its sublayer's input $h = \sum_j r_j x_j$ from n streams x, and writes the sublayer's output y back
 beside the mixed streams: $x_i \leftarrow \sum_j H_{ij} x_j + w_i y$, with read weights r, write weights w and skip
-matrix H. The four steps are read, write, write_mean and write_read. Stacks, recomputing, wrapped models and dialects
-use a `Connection`. They pass its `State` from the read to the write without looking inside.
+matrix H. The four steps are the methods read, write, write_mean and write_read of `HyperConnection`. Stacks, wrapped
+models and dialects call these methods, and pass the `State` from the read to the write without looking inside.
 
 A form is one implementation of these steps: a function that reads (`Form`) and returns a `State`, whose methods write.
 `HyperConnection` uses the first form that applies among `dtensor.py`, `fused.py`, `eager.py` and `reference.py`. Inside
@@ -13,37 +13,12 @@ Shapes: x is [..., n, d], or [..., 1, d] where one stream stands for n equal one
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 if TYPE_CHECKING:
     from jpmhc.connections.hyper import HyperConnection
-
-
-class Connection(Protocol):
-    """The attributes and methods that every connection has."""
-
-    streams: int
-    dim: int
-
-    def read(self, x: Tensor) -> tuple[Tensor, "State"]:
-        """Read the streams x. Return the sublayer's input h and the state for the write."""
-
-    def write(self, x: Tensor, y: Tensor, state: "State") -> Tensor:
-        """Write the sublayer's output y to the streams x. Return the new streams."""
-
-    def write_mean(self, x: Tensor, y: Tensor, state: "State") -> Tensor:
-        """Write y to the streams x. Return the mean of the new streams [..., d]."""
-
-    def write_read(
-        self, x: Tensor, y: Tensor, state: "State", following: Self, delayed: bool = False
-    ) -> tuple[Tensor, Tensor, "State"]:
-        """Write y to x, and read the new streams for the connection `following`.
-
-        Return the new streams, and the h and the state of `following`. With `delayed`, this h is read with the read
-        weights of this connection.
-        """
 
 
 class State(Protocol):
@@ -65,7 +40,7 @@ class State(Protocol):
     def join(
         self, block: "HyperConnection", x: Tensor, following: "HyperConnection", delayed: bool = False
     ) -> "Callable[[Tensor], tuple[Tensor, Tensor, State]] | None":
-        """Return a function of y that computes `Connection.write_read` in one pass; None if no pass does this."""
+        """Return a function of y that computes `HyperConnection.write_read` in one pass; None if no pass does this."""
 
     def make_rewrite(
         self, block: "HyperConnection", y: Tensor, following: "HyperConnection | None"

@@ -104,9 +104,9 @@ class HyperConnection(SettingsModule):
         with modes.with_real_numbers():
             favoured = int(torch.randint(streams, (), device="cpu")) if index is None else index
         mixer = make_mixer(mixer, streams, dynamic)
-        self.map = CoefficientMap(
-            dim, mixer, norm, read, write, temperature, dynamic, favoured, device, dtype, eps=eps, read_eps=read_eps
-        )
+        settings = {"norm": norm, "read": read, "write": write, "temperature": temperature}
+        settings |= {"eps": eps, "read_eps": read_eps}
+        self.map = CoefficientMap(dim, mixer, dynamic, favoured, device, dtype, **settings)
         if kernels == "fused" and isinstance(reason := fused.describe(self), str):
             raise ValueError(f'kernels="fused" is not possible: {reason}')
 

@@ -36,6 +36,7 @@ SUBLAYER_KEEPS = 4  # hidden states, at least: the input, its norm, an inner sta
 CHECKPOINTED_KEEPS = 2  # the input and the output
 
 
+@torch._disable_dynamo
 def count_saved_states(sublayer: object) -> int:
     """Return a lower bound on the number of hidden states that autograd keeps for a sublayer.
 
@@ -51,6 +52,7 @@ def count_saved_states(sublayer: object) -> int:
     return SUBLAYER_KEEPS
 
 
+@torch._disable_dynamo
 @functools.cache
 def choose_starts(sublayer_states: tuple[int, ...], streams: int) -> frozenset[int]:
     """Return the indices of the connections whose input streams are kept, for the lowest peak of memory.
@@ -102,6 +104,7 @@ def _count_changes(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version  # inference tensors have no version
 
 
+@torch._disable_dynamo
 def may_recompute(x: Tensor) -> bool:
     """Return whether a stack may recompute the streams x in the backward pass.
 
@@ -124,13 +127,11 @@ class Segment:
         """Free all streams of the segment except the first stream tensor, after the forward pass has used them."""
         self.streams = {0: self.streams[0]}
 
+    @torch._disable_dynamo
     def find_streams(self, index: int) -> Tensor:
         """Return the streams after the first `index` writes. Free streams that the backward pass no longer needs."""
         for known in [k for k in self.streams if k > index + 1]:
             del self.streams[known]
-        return run_untraced()(self._write_again, (index,))
-
-    def _write_again(self, index: int) -> Tensor:
         start = max(k for k in self.streams if k <= index)
         x = self.streams[start].find()
         with torch.enable_grad():  # so that the code of the forward pass runs; `save_tensor` detaches the result
@@ -140,60 +141,42 @@ class Segment:
         return x
 
 
-_untraced: Callable[[Callable[..., Any], tuple[Any, ...]], Any] | None = None
-
-
-def run_untraced() -> Callable[[Callable[..., Any], tuple[Any, ...]], Any]:
-    """Return a function `call(f, arguments)`, which returns `f(*arguments)` and which `torch.compile` does not trace.
-
-    `call` is made on first use, and not on import, because making it imports the whole compiler.
-    """
-    global _untraced
-    if _untraced is None:
-        _untraced = torch.compiler.disable(lambda function, arguments: function(*arguments))
-    return _untraced
-
-
 class StreamKeeper:
     """An object that runs a stack's steps such that autograd saves only a few stream tensors and recomputes the others.
 
-    No compiler traces the steps: a compiler would trace every connection anew, and keep all streams.
+    No compiler traces the steps (`_disable_dynamo` is `torch.compiler.disable` without the import of the compiler): a
+    compiler would trace every connection anew, and keep all streams.
 
     Args:
         starts: The indices of the connections whose input streams are kept, 0 among them. In a stack of L connections,
             the index L means the output of the last connection.
     """
 
+    @torch._disable_dynamo
     def __init__(self, starts: Container[int], first: Tensor) -> None:
         self.starts = starts
         self.passed = 0  # the number of connections that have written
-        self.segment: Segment = run_untraced()(Segment, (first,))
+        self.segment = Segment(first)
         self.numbers: dict[int, tuple[Segment, int]] = {}  # {memory address of streams in use: their segment and index}
         self.saved_shape: tuple[int, ...] | None = None
 
+    @torch._disable_dynamo
     def begin(self, x: Tensor) -> None:
-        """Start a segment with the kept streams x, the output of a connection whose read and write were one call."""
-        run_untraced()(self._begin, (x,))
-
-    def read(self, block: "HyperConnection", x: Tensor) -> "tuple[Tensor, State]":
-        """Run a connection's read, and return its results."""
-        return run_untraced()(self._watch, (block.read, (x,), None))
-
-    def write_mean(self, block: "HyperConnection", x: Tensor, y: Tensor, state: "State") -> Tensor:
-        """Run the last connection's write, and return the mean of the new streams."""
-        return run_untraced()(self._watch, (block.write_mean, (x, y, state), None))
-
-    def write(
-        self, block: "HyperConnection", x: Tensor, y: Tensor, state: "State", following: "HyperConnection | None"
-    ) -> "tuple[Tensor, tuple[Tensor, State] | None]":
-        """Run a write. Return the new streams, and the read of `following` if it is fused with the write."""
-        return run_untraced()(self._write, (block, x, y, state, following))
-
-    def _begin(self, x: Tensor) -> None:
+        """Start a segment with the kept streams x, the output of a connection that was called as a whole."""
         self.passed += 1
         self.segment.forget_streams()
         self.segment = Segment(x)
         self.numbers = {}
+
+    @torch._disable_dynamo
+    def read(self, block: "HyperConnection", x: Tensor) -> "tuple[Tensor, State]":
+        """Run a connection's read, and return its results."""
+        return self._watch(block.read, (x,), None)
+
+    @torch._disable_dynamo
+    def write_mean(self, block: "HyperConnection", x: Tensor, y: Tensor, state: "State") -> Tensor:
+        """Run the last connection's write, and return the mean of the new streams."""
+        return self._watch(block.write_mean, (x, y, state), None)
 
     def _watch(self, step: Callable[..., Any], arguments: tuple[Any, ...], saved_shape: tuple[int, ...] | None) -> Any:
         """Run a step under the hook on saved tensors.
@@ -207,9 +190,11 @@ class StreamKeeper:
         with saved_tensors_hooks(lambda tensor: pack()(tensor), _unpack):
             return step(*arguments)
 
-    def _write(
+    @torch._disable_dynamo
+    def write(
         self, block: "HyperConnection", x: Tensor, y: Tensor, state: "State", following: "HyperConnection | None"
     ) -> "tuple[Tensor, tuple[Tensor, State] | None]":
+        """Run a write. Return the new streams, and the read of `following` if it is fused with the write."""
         joined = following is not None and state.join(block, x, following) is not None
         write_again, begun = state.make_rewrite(block, y, following if joined else None), None
         if joined:
@@ -220,7 +205,7 @@ class StreamKeeper:
             x = self._watch(block.write, (x, y, state), None)
         self.segment.writes.append(write_again)
         if self.passed + 1 in self.starts:
-            self._begin(x)
+            self.begin(x)
         else:
             self.passed += 1
             number = len(self.segment.writes)

@@ -10,7 +10,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from jpmhc import checks, modes
 from jpmhc.connections.contract import State
 from jpmhc.connections.hyper import HyperConnection
-from jpmhc.connections.recompute import StreamKeeper, choose_starts, count_saved_states, may_recompute, run_untraced
+from jpmhc.connections.recompute import StreamKeeper, choose_starts, count_saved_states, may_recompute
 from jpmhc.connections.streams import check_hidden_state, check_streams, reduce_streams
 from jpmhc.connections.sublayer import first_of, route_keywords
 
@@ -69,9 +69,6 @@ class HyperConnectionStack(nn.Module):
             checks.whole_number(recompute, 'recompute, unless it is "auto" or None,')  # type: ignore[arg-type]
         if recompute is not None and delayed:
             raise ValueError("a stack with delayed=True keeps all its streams: leave recompute out")
-        if recompute is not None:  # here, and not as a decorator, because this imports the whole compiler
-            torch.compiler.disable(HyperConnectionStack._forward_recomputing, recursive=False)
-            run_untraced()
         self.reduce, self.expand, self.delayed, self.recompute = reduce, expand, delayed, recompute
         if not self.connections:
             raise ValueError("a stack needs at least one HyperConnection, got none")
@@ -130,15 +127,16 @@ class HyperConnectionStack(nn.Module):
                 x = block.write(x, y, state)
         return reduce_streams(x) if self.reduce else x
 
+    @torch._disable_dynamo(recursive=False)
     def _forward_recomputing(self, x: Tensor, args: tuple[Any, ...], named: list[dict[str, Any]]) -> Tensor:
         """Run the connections in order; autograd saves the input streams of only some connections."""
-        if not run_untraced()(may_recompute, (x,)):
+        if not may_recompute(x):
             return self._forward_keeping(x, args, named)
         blocks: list[Any] = list(self.connections)
         starts: Container[int]
         if self.recompute == "auto":
-            saved = tuple(run_untraced()(count_saved_states, (block.sublayer,)) for block in blocks)
-            starts = run_untraced()(choose_starts, (saved, blocks[0].streams))
+            saved = tuple(count_saved_states(block.sublayer) for block in blocks)
+            starts = choose_starts(saved, blocks[0].streams)
         else:
             starts = range(0, len(blocks) + 1, int(self.recompute or 1))
         keeper = StreamKeeper(starts, x)

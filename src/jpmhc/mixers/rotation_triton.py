@@ -32,7 +32,7 @@ def entries(F: tl.constexpr):
 
 @triton.jit
 def _basis(F: tl.constexpr):
-    """Return U: the columns of `complement_of_ones`, and a last column that only meets zeros. [1, n, n]"""
+    """Return U: the columns of `complement_of_ones`, and a last column, which is only multiplied by zeros. [1, n, n]"""
     i = tl.arange(0, F.streams)[:, None].to(tl.float32) + 0.5
     k = tl.arange(0, F.streams)[None, :].to(tl.float32) + 1.0
     N: tl.constexpr = F.streams

@@ -48,6 +48,7 @@ def identity_matrix(N: tl.constexpr):
 
 @triton.jit
 def transpose(m):
+    """Return each matrix's transpose."""
     return tl.permute(m, (0, 2, 1))
 
 
