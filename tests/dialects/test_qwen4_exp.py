@@ -86,5 +86,5 @@ def test_accelerated_model_is_equal(monkeypatch):
             assert (fast_gradients[name] - gradient).norm() <= 1e-5 * max(gradient.norm(), 1e-2), name
         if kernels == "auto":
             assert torch.equal(fast.generate(tokens, max_new_tokens=4, do_sample=False), written)
-    assert compiled.cache_info().currsize == 4  # read, write and read, write, head
+    assert compiled.cache_info().currsize == 3  # read (of layers and of the head), write and read, write
     assert list(fast.state_dict()) == list(model.state_dict())

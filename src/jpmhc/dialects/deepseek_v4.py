@@ -27,7 +27,6 @@ _NAMINGS = {
             "mtp.{}.head": "mtp.{}.hc_head_[part]",
             "head": "hc_head_[part]",
         },
-        mhc.SAME_NAMES,
     ),
 }
 DIALECT = mhc.Dialect("DeepSeek-V4", _NAMINGS, mhc.MARKER)

@@ -7,8 +7,8 @@ The first sublayer reads stream 0, and the read of the last connection replaces 
 from jpmhc.dialects import keys, mhc
 
 _NAMINGS = {
-    "huggingface": keys.Naming("model.", mhc.LAYERS_WITH_TENSORS, mhc.SAME_NAMES),
-    "original": keys.Naming("", mhc.LAYERS_WITH_TENSORS, mhc.SAME_NAMES),
+    "huggingface": keys.Naming("model.", mhc.LAYERS_WITH_TENSORS),
+    "original": keys.Naming("", mhc.LAYERS_WITH_TENSORS),
 }
 # The draft layers below "mtp" have connections of another kind.
 DIALECT = mhc.Dialect("DeepSeek-V4.1", _NAMINGS, r"(?<!mtp)\.\d+\.hc_(attn|ffn|head)|^hc_head")

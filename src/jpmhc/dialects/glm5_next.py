@@ -9,8 +9,8 @@ from jpmhc.dialects.layers import ConnectedLayer
 
 _PREFIX = "model.language_model."
 _NAMINGS = {
-    "huggingface": keys.Naming(_PREFIX, mhc.LAYERS_WITH_MODULES, mhc.SAME_NAMES),
-    "original": keys.Naming(_PREFIX, mhc.LAYERS_WITH_TENSORS, mhc.SAME_NAMES),
+    "huggingface": keys.Naming(_PREFIX, mhc.LAYERS_WITH_MODULES),
+    "original": keys.Naming(_PREFIX, mhc.LAYERS_WITH_TENSORS),
 }
 DIALECT = mhc.Dialect("GLM-5.3-Flash", _NAMINGS, mhc.MARKER, norm_eps=1e-5, mean_head=True)
 load, dump = DIALECT.load, DIALECT.dump

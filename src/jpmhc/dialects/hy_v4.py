@@ -5,11 +5,10 @@ norm is over all n · d numbers of a token.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from jpmhc.connections import HyperConnection
 from jpmhc.dialects import keys, mhc
 from jpmhc.dialects.deepseek_v4 import Head
 from jpmhc.dialects.layers import ConnectedLayer
@@ -23,7 +22,6 @@ _NAMINGS = {
             "layers.{}.ffn": "layers.{}.hc_mlp_layer.hc_pre.hc_[part]",
             "head": "hc_head.hc_head_[part]",
         },
-        mhc.SAME_NAMES,
     ),
 }
 DIALECT = mhc.Dialect("HY-V4", _NAMINGS, r"(^|\.)(hc_(attn_layer|mlp_layer|head)|(attn|ffn)_hc)\.", skip="the identity")
@@ -59,26 +57,13 @@ def load(
         >>> connections["layers.0.ffn"].dim
         8
     """
-    return {**DIALECT.make_connections(state_dict, streams, None, eps, norm_eps, write_peak=magnitude, write_eps=eps)}
+    return {**DIALECT.make_connections(state_dict, streams, eps, norm_eps, write_peak=magnitude, write_eps=eps)}
 
 
 class Layer(ConnectedLayer):
     """Computes a `transformers` decoder layer with this package's connections, which use the layer's parameters."""
 
-    @staticmethod
-    def borrow(connection: Any, name: str, kernels: str) -> HyperConnection:
-        return mhc.make_scaled_connection(
-            connection,
-            connection.hc_mult,
-            None,
-            connection.hc_eps,
-            connection.input_norm.eps,
-            borrowed=True,
-            site=name,
-            kernels=kernels,
-            write_peak=connection.hc_post_magnitude,
-            write_eps=connection.hc_eps,
-        )
+    settings: ClassVar[dict[str, str]] = {"write_peak": "hc_post_magnitude", "write_eps": "hc_eps"}
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         layer = self.layer

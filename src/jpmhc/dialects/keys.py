@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 Sites = dict[str, dict[str, Tensor]]  # {a site such as "layers.0.attn": {a part's name: its tensor}}
+PARTS = ("fn", "base", "scale")  # of a connection in most published models
 
 
 class Naming:
@@ -17,10 +18,12 @@ class Naming:
     Args:
         prefix: The text before every key in the published model.
         templates: For each site, such as `"layers.{}.attn"`, the key of its parts: `"layers.{}.attn_hc.[part]"`.
-        parts: For each site, {part: the part's name in the key}. The entry "" is for all sites without an entry.
+        parts: For each site, {part: the part's name in the key}. The entry "" is for all sites without an entry. If
+            `parts` is None, all sites have the parts `PARTS` under the same names.
     """
 
-    def __init__(self, prefix: str, templates: dict[str, str], parts: dict[str, dict[str, str]]) -> None:
+    def __init__(self, prefix: str, templates: dict[str, str], parts: dict[str, dict[str, str]] | None = None) -> None:
+        parts = parts or {"": {part: part for part in PARTS}}
         self.prefix, self.templates = prefix, templates
         self.parts = {site: parts.get(site, parts[""]) for site in templates}
 

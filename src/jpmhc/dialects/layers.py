@@ -1,7 +1,7 @@
 """Run a decoder layer of `transformers` with two of this package's connections, and read ahead for the next layer."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ class ConnectedLayer:
     """A layer of `transformers` with two connections that use the layer's parameters; subclasses define `forward`.
 
     Attributes:
+        settings: A connection's settings, {argument of `make_scaled_connection`: attribute of the module in
+            `transformers`}, besides the number of streams and both eps.
         attention: The connection around the layer's attention.
         feedforward: The connection around the layer's MLP.
         following: The layer after this one, or None.
@@ -33,6 +35,7 @@ class ConnectedLayer:
     """
 
     forward: Callable[..., Any]
+    settings: ClassVar[dict[str, str]] = {"iterations": "hc_sinkhorn_iters"}
 
     def __init__(self, layer: Any, name: str, kernels: str) -> None:
         self.layer = layer
@@ -41,19 +44,11 @@ class ConnectedLayer:
         self.following: ConnectedLayer | None = None
         self.ahead: ReadAhead | None = None
 
-    @staticmethod
-    def borrow(connection: Any, name: str, kernels: str) -> HyperConnection:
-        """Make a `HyperConnection` from a connection of `transformers` in DeepSeek-V4's form; it shares parameters."""
-        return make_scaled_connection(
-            connection,
-            connection.hc_mult,
-            connection.hc_sinkhorn_iters,
-            connection.hc_eps,
-            connection.input_norm.eps,
-            borrowed=True,
-            site=name,
-            kernels=kernels,
-        )
+    def borrow(self, connection: Any, name: str, kernels: str) -> HyperConnection:
+        """Make a `HyperConnection` from a connection of `transformers`; it shares the parameters."""
+        streams, eps, norm_eps = connection.hc_mult, connection.hc_eps, connection.input_norm.eps
+        settings = {key: getattr(connection, attribute) for key, attribute in self.settings.items()}
+        return make_scaled_connection(connection, streams, eps, norm_eps, name, True, kernels=kernels, **settings)
 
     def begin(self, x: Tensor) -> tuple[Tensor, State]:
         """Return the attention's input and the state for its write, from the read in `ahead` or from a new read."""

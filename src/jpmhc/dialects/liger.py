@@ -5,6 +5,7 @@ is a connection. The projection `phi` is stored transposed, and the scales are s
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -52,6 +53,7 @@ def load(
     if not sites:
         raise ValueError("the state dict has no keys of LigerMHC, such as 'blocks.0.attn.alpha_res'")
     connections: dict[str, nn.Module] = {}
+    settings: dict[str, Any] = {"transposed": False, "read_eps": read_eps, "write_peak": write_peak}
     for site in sites:
         for name in ("phi", "b", *_ALPHAS):
             if site + name not in state_dict:
@@ -61,16 +63,7 @@ def load(
         parts = {"fn": phi.mT.contiguous(), "base": base, **dict(zip(mhc.SCALES, alphas))}
         path = site.removesuffix(".")
         connections[path] = mhc.make_scaled_connection(
-            mhc.join_scales(parts, path),
-            streams,
-            iterations,
-            eps,
-            norm_eps,
-            borrowed=False,
-            site=path,
-            transposed=False,
-            read_eps=read_eps,
-            write_peak=write_peak,
+            mhc.join_scales(parts, path), streams, eps, norm_eps, path, iterations=iterations, **settings
         )
     return connections
 

@@ -9,6 +9,7 @@ the matrices of "main" unless a sum is below 1e-6.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -21,7 +22,7 @@ _LAYERS = {
     "layers.{}.attn": "layers.{}.self_attention_hyper_connection.[part]",
     "layers.{}.ffn": "layers.{}.mlp_hyper_connection.[part]",
 }
-_PARTS = {"": {"fn": "mapping_proj.weight", "base": "bias", **_ALPHAS}, "head": mhc.SAME_NAMES[""]}
+_PARTS = {"": {"fn": "mapping_proj.weight", "base": "bias", **_ALPHAS}, "head": {part: part for part in keys.PARTS}}
 _MARKER = r"(^|\.)((self_attention|mlp)_hyper_connection\.|hc_head_)"
 _HEAD = "hc_head_"  # in every key of a learned head, which only "dev" has
 BRANCHES = {
@@ -29,6 +30,7 @@ BRANCHES = {
         "Megatron's branch main",
         {"megatron": keys.Naming("decoder.", _LAYERS, _PARTS)},
         _MARKER,
+        mean_head=True,
         skip="Sinkhorn's matrix",
     ),
     "dev": mhc.Dialect(
@@ -77,16 +79,12 @@ def load(
     """
     keys.check_state_dict(state_dict)
     branch = _check_branch(branch, any(_HEAD in key for key in state_dict))
-    dialect = BRANCHES[branch]
-    if branch == "dev":
-        norm = "rms" if single_pass else "rms_outside"
-        return {**dialect.make_connections(state_dict, streams, iterations, eps, norm_eps, norm=norm)}
-    if single_pass:
-        raise ValueError('single_pass is a setting of Megatron\'s branch "dev"')
-    settings = {"norm": "rms_outside", "transposed": False, "read_eps": 0.0}
-    connections = dialect.make_connections(state_dict, streams, iterations, _NEGLIGIBLE, norm_eps, **settings)
-    dim = next(module.dim for module in connections.values())
-    return {**connections, "head": StreamHead(dim, streams, "mean")}
+    settings: dict[str, Any] = {"iterations": iterations, "norm": "rms" if single_pass else "rms_outside"}
+    if branch == "main":
+        if single_pass:
+            raise ValueError('single_pass is a setting of Megatron\'s branch "dev"')
+        eps, settings = _NEGLIGIBLE, {**settings, "transposed": False, "read_eps": 0.0}
+    return BRANCHES[branch].make_connections(state_dict, streams, eps, norm_eps, **settings)
 
 
 def dump(

@@ -6,7 +6,7 @@ weights are sigmoids of their logits. The skip is the identity or a Sinkhorn mat
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,15 +14,12 @@ from torch import Tensor, nn
 from jpmhc import checks
 from jpmhc.connections import HyperConnection, StreamHead
 from jpmhc.connections.coefficients import CoefficientMap
-from jpmhc.connections.hyper import KERNELS
-from jpmhc.dialects.keys import Naming, check_connections, check_shape, collect_sites
+from jpmhc.dialects.keys import PARTS, Naming, check_connections, check_shape, collect_sites
 from jpmhc.mixers import Identity, Mixer, SettingsModule, Sinkhorn
 
-PARTS = ("fn", "base", "scale")
 # The names of the three numbers of "scale", if a model has a tensor for each number.
 SCALES = ("read_scale", "write_scale", "skip_scale")
 MARKER = r"(^|\.)hc_|_hc\."  # matches every key of a connection in the family of DeepSeek-V4
-SAME_NAMES = {"": {part: part for part in PARTS}}  # the model uses the same names for the parts
 # The names of the tensors of a layer's two connections: in one module per connection, or in the layer itself.
 LAYERS_WITH_MODULES = {
     "layers.{}.attn": "layers.{}.attn_hc.[part]",
@@ -33,27 +30,17 @@ LAYERS_WITH_TENSORS = {
     "layers.{}.ffn": "layers.{}.hc_ffn_[part]",
 }
 # The names of the connections and the head that several families share in `transformers`.
-TRANSFORMERS_NAMES = Naming("model.", {**LAYERS_WITH_MODULES, "head": "hc_head.hc_[part]"}, SAME_NAMES)
-
-
-class ConnectionTensors(Protocol):
-    """The tensors of one connection, in the form of published models."""
-
-    @property
-    def fn(self) -> Tensor:
-        """The projection. [K, n * dim]"""
-
-    @property
-    def base(self) -> Tensor:
-        """The bias. [K]"""
-
-    @property
-    def scale(self) -> Tensor:
-        """The factors of the projected logits: for the read, the write and, if there is one, the skip. [2 or 3]"""
+TRANSFORMERS_NAMES = Naming("model.", {**LAYERS_WITH_MODULES, "head": "hc_head.hc_[part]"})
 
 
 class ScaledParameters(nn.Module):
-    """A module whose parameters are copies of a connection's three tensors (a `ConnectionTensors`)."""
+    """A module with the three tensors of one connection; a module of `transformers` with such tensors can replace it.
+
+    Args:
+        fn: The projection. [K, n * dim]
+        base: The bias. [K]
+        scale: The factors of the projected logits: for the read, the write and, if there is one, the skip. [2 or 3]
+    """
 
     def __init__(self, fn: Tensor, base: Tensor, scale: Tensor) -> None:
         super().__init__()
@@ -70,19 +57,11 @@ class ScaledMap(CoefficientMap):
         settings: Other settings, as in `CoefficientMap.configure`.
     """
 
-    source: ConnectionTensors
+    source: ScaledParameters
 
-    def __init__(
-        self,
-        parameters: ConnectionTensors,
-        borrowed: bool,
-        dim: int,
-        mixer: Mixer,
-        norm: str = "rms",
-        **settings: Any,
-    ) -> None:
+    def __init__(self, parameters: ScaledParameters, borrowed: bool, dim: int, mixer: Mixer, **settings: Any) -> None:
         SettingsModule.__init__(self)
-        self.configure(dim, mixer, norm, "sigmoid", "sigmoid", 1.0, **settings)
+        self.configure(dim, mixer, **settings)
         self.favoured, self._filled = 0, True
         if borrowed:
             self.__dict__["source"] = parameters
@@ -123,10 +102,9 @@ class ScaledConnection(HyperConnection):
 
     map: ScaledMap
 
-    def __init__(self, coefficients: ScaledMap, sublayer: Any = None, kernels: str = "auto") -> None:
+    def __init__(self, coefficients: ScaledMap, kernels: str) -> None:
         SettingsModule.__init__(self)
-        checks.choice(kernels, KERNELS, "kind of kernels")
-        self.sublayer, self.kernels, self.post_norm = sublayer, kernels, None
+        self.sublayer, self.kernels, self.post_norm = None, kernels, None
         self.write_scale, self.layer_norm = 1.0, None
         self.dim, self.streams = coefficients.dim, coefficients.mixer.streams
         self.map = coefficients
@@ -183,45 +161,31 @@ class Dialect:
             (['layers.0.attn', 'layers.0.ffn'], 8)
         """
         norm_eps = self.norm_eps if norm_eps is None else norm_eps
-        connections = self.make_connections(state_dict, streams, iterations, eps, norm_eps)
-        if self.mean_head:
-            dim = next(module.dim for module in connections.values())
-            connections["head"] = StreamHead(dim, streams, "mean")
-        return {**connections}
+        return self.make_connections(state_dict, streams, eps, norm_eps, iterations=iterations)
 
     def make_connections(
-        self,
-        state_dict: Mapping[str, Tensor],
-        streams: int,
-        iterations: int | None,
-        eps: float,
-        norm_eps: float,
-        **settings: Any,
-    ) -> dict[str, ScaledConnection | StreamHead]:
+        self, state_dict: Mapping[str, Tensor], streams: int, eps: float, norm_eps: float, **settings: Any
+    ) -> dict[str, nn.Module]:
         """Make the connection or the learned head of every site in a state dict, and return them by site.
 
         Args:
-            iterations: The number of Sinkhorn iterations; None makes the skip the identity.
             settings: Other settings of `make_scaled_connection`; all other arguments are as in `load`.
         """
         checks.whole_number(streams, "streams")
-        checks.optional_whole_number(iterations, "iterations")
+        checks.optional_whole_number(settings.get("iterations"), "iterations")
         sites = collect_sites(state_dict, self.namings, self.marker, self.title)
         connections: dict[str, ScaledConnection | StreamHead] = {
             site: make_head(parts, streams, eps, norm_eps, site)
             if site.endswith("head")
-            else make_scaled_connection(
-                join_scales(parts, site), streams, iterations, eps, norm_eps, borrowed=False, site=site, **settings
-            )
+            else make_scaled_connection(join_scales(parts, site), streams, eps, norm_eps, site, **settings)
             for site, parts in sites.items()
         }
         first = next(iter(connections))
+        dim = connections[first].dim
         for site, module in connections.items():
-            if module.dim != connections[first].dim:
-                raise ValueError(
-                    f"{site}.fn is for streams of width {module.dim}, {first}.fn for {connections[first].dim}"
-                )
-        return connections
+            if module.dim != dim:
+                raise ValueError(f"{site}.fn is for streams of width {module.dim}, {first}.fn for {dim}")
+        return {**connections, **({"head": StreamHead(dim, streams, "mean")} if self.mean_head else {})}
 
     def dump(
         self, connections: Mapping[str, nn.Module], names: str | None = None, prefix: str | None = None
@@ -283,48 +247,37 @@ def read_parts(module: nn.Module, site: str, dialect: str, skip: str) -> dict[st
 
 
 def make_scaled_connection(
-    parameters: ConnectionTensors,
+    parameters: ScaledParameters,
     streams: int,
-    iterations: int | None,
     eps: float,
     norm_eps: float,
-    *,
-    borrowed: bool,
     site: str,
-    kernels: str = "auto",
+    borrowed: bool = False,
+    *,
+    iterations: int | None = None,
     transposed: bool = True,
+    kernels: str = "auto",
     **settings: Any,
 ) -> ScaledConnection:
     """Check the shapes of a connection's parameters, and make the connection.
 
     Args:
-        iterations: The number of Sinkhorn iterations; None makes the skip the identity.
         eps: Added to the read weights, and in the Sinkhorn iterations.
         norm_eps: The norm's eps.
-        borrowed: Whether the module `parameters` stays a part of another model.
         site: The name of the connection's place, for messages.
-        transposed: Whether the skip is the transpose of the Sinkhorn matrix.
+        borrowed: Whether the module `parameters` stays a part of another model.
+        iterations: The number of Sinkhorn iterations; None makes the skip the identity. Each iteration normalises the
+            rows of a matrix C and then its columns.
+        transposed: Whether the skip is Cᵀ, and not C.
         settings: Other settings of `ScaledMap`; `read_eps` replaces `eps` for the reads.
     """
-    mixer = make_skip(streams, iterations, eps, transposed)
-    scales = 3 if mixer.logits else 2
-    dim = _find_dim(parameters, streams, 2 * streams + mixer.logits, scales, site)
+    mixer: Mixer = Identity(streams)
+    if iterations is not None:
+        sides: dict[str, Any] = {"first": "columns" if transposed else "rows", "transposed": transposed}
+        mixer = Sinkhorn(streams, iterations=iterations, gradient="unrolled", eps=eps, clamp=None, **sides)
+    dim = _find_dim(parameters, streams, 2 * streams + mixer.logits, 3 if mixer.logits else 2, site)
     settings = {"eps": norm_eps, "read_eps": eps, **settings}
-    coefficients = ScaledMap(parameters, borrowed, dim, mixer, **settings)
-    return ScaledConnection(coefficients, kernels=kernels)
-
-
-def make_skip(streams: int, iterations: int | None, eps: float, transposed: bool = True) -> Mixer:
-    """Return the mixer whose skip is a Sinkhorn matrix C, or Cᵀ if `transposed`; the identity if `iterations` is None.
-
-    Each iteration normalises the rows of C and then its columns.
-    """
-    if iterations is None:
-        return Identity(streams)
-    first = "columns" if transposed else "rows"
-    return Sinkhorn(
-        streams, iterations=iterations, gradient="unrolled", eps=eps, clamp=None, first=first, transposed=transposed
-    )
+    return ScaledConnection(ScaledMap(parameters, borrowed, dim, mixer, **settings), kernels)
 
 
 def describe_skip(mixer: Mixer) -> str:
@@ -343,7 +296,7 @@ def make_head(parts: Mapping[str, Tensor], streams: int, eps: float, norm_eps: f
     return head
 
 
-def _find_dim(tensors: ConnectionTensors, streams: int, logits: int, scales: int, site: str) -> int:
+def _find_dim(tensors: ScaledParameters, streams: int, logits: int, scales: int, site: str) -> int:
     """Return the width of a stream. Raise an error unless the tensors have shapes for so many logits and scales."""
     fn = tensors.fn
     if fn.ndim != 2 or fn.shape[1] % streams:

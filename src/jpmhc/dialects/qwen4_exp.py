@@ -76,7 +76,7 @@ class GatedResidual(nn.Module):
     def read(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Read the streams. Return the sublayer's input [..., dim], and the write weights [..., n] for `write`."""
         check_streams(x, self.streams, self.dim)
-        return read_gated(x, self.norm, self.down, self.up, self.inject, self.eps)
+        return read_gated(x, self.norm, self.down, self.up, self.eps, self.inject)
 
     def write(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         """Return the streams plus y [..., dim], the sublayer's output, times each stream's write weight."""
@@ -84,7 +84,7 @@ class GatedResidual(nn.Module):
 
 
 def read_gated(
-    x: Tensor, norm: Tensor, down: Tensor, up: Tensor, inject: Tensor | None, eps: float
+    x: Tensor, norm: Tensor, down: Tensor, up: Tensor, eps: float, inject: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gated read of the streams, and write weights if `inject` is given. [..., n, d] → [..., d], [..., n]"""
     streams = x.shape[-2]
@@ -105,11 +105,6 @@ def write_read_gated(x: Tensor, y: Tensor, weights: Tensor, *following: Any) -> 
     """Return the streams after `write_gated` and their `read_gated`; in one function, a compiler can fuse both."""
     x = write_gated(x, y, weights)
     return x, *read_gated(x, *following)
-
-
-def read_head(x: Tensor, norm: Tensor, down: Tensor, up: Tensor, eps: float) -> Tensor:
-    """Return the head's output: the gated read, for which no write follows. [..., n, d] → [..., d]"""
-    return read_gated(x, norm, down, up, None, eps)[0]
 
 
 @functools.cache
@@ -198,15 +193,15 @@ class GatedResidualRunner:
         if function is not write_gated:
             weights = (module.hc_norm.weight, module.input_mix_weight_down.weight, module.input_mix_weight_up.weight)
             inject = () if module.block_inject_weight is None else (module.block_inject_weight.weight,)
-            arguments = (*arguments, *weights, *inject, module.hc_norm.eps)
+            arguments = (*arguments, *weights, module.hc_norm.eps, *inject)
         fused = self.kernels == "fused" or (self.kernels == "auto" and x.is_cuda)
         return (_compile(function) if fused and not torch.compiler.is_compiling() else function)(x, *arguments)
 
     def forward(self, hyper_input: Tensor) -> Any:
         x, lead = self.flatten(hyper_input), hyper_input.shape[:-1]
-        if self.module.block_inject_weight is None:
-            return self.run(read_head, x).reshape(*lead, -1)
         h, weights = self.run(read_gated, x)
+        if weights is None:
+            return h.reshape(*lead, -1)
         return h.reshape(*lead, -1), hyper_input, weights.reshape(*lead, -1)
 
 
