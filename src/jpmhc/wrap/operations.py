@@ -4,6 +4,7 @@ Every operation here takes the streams x [..., n, d] and the arguments of the op
 returns the new streams, or None if it cannot act on each stream because it changes the last dimension.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,14 +20,27 @@ def _numbers(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], Sequence) else sizes
 
 
-def _leading(dim: int, x: Tensor) -> bool:
-    """Return whether `dim` is a dimension of the hidden state [..., d] before the last; x is [..., n, d]."""
-    return -(x.ndim - 1) <= dim < x.ndim - 2 and dim != -1
+def _leading(ndim: int, *dims: int) -> bool:
+    """Return whether these are dimensions of a hidden state of `ndim` dimensions, its last one not among them."""
+    return len(dims) > 0 and all(-ndim <= dim < ndim - 1 and dim != -1 for dim in dims)
 
 
-def _from_front(dim: int, x: Tensor) -> int:
-    """Return `dim`, which may count from the end of the hidden state [..., d], as a number from the front."""
-    return dim if dim >= 0 else dim + x.ndim - 1
+def _rearrange(name: str, keeps_last: Callable[..., bool]) -> Operation:
+    """Return the operation on streams of a tensor's method that rearranges dimensions of a hidden state [..., d].
+
+    The method gets the streams as one hidden state [..., n·d], whose dimensions have the same numbers.
+
+    Args:
+        keeps_last: Whether the last dimension stays, from the hidden state's number of dimensions and the arguments.
+    """
+
+    def rearrange(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+        if not keeps_last(x.ndim - 1, *args, **kwargs):
+            return None
+        rearranged: Tensor = getattr(x.flatten(-2), name)(*args, **kwargs)
+        return rearranged.unflatten(-1, x.shape[-2:])
+
+    return rearrange
 
 
 def reshape(x: Tensor, *sizes: Any, shape: Any = None) -> Tensor | None:
@@ -45,48 +59,6 @@ def reshape(x: Tensor, *sizes: Any, shape: Any = None) -> Tensor | None:
     return x.reshape(*leading, n, d)
 
 
-def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor | None:
-    """Exchange two dimensions of the hidden state, except its last one, in the streams x."""
-    if not (_leading(dim0, x) and _leading(dim1, x)):
-        return None
-    return x.transpose(_from_front(dim0, x), _from_front(dim1, x))
-
-
-def permute(x: Tensor, *dims: Any) -> Tensor | None:
-    """Reorder the dimensions of the hidden state, except its last one, in the streams x."""
-    order = [_from_front(dim, x) for dim in _numbers(dims)]
-    return x.permute(*order[:-1], x.ndim - 2, x.ndim - 1) if order[-1] == x.ndim - 2 else None
-
-
-def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor | None:
-    """Join neighbouring dimensions of the hidden state, except its last one, in the streams x."""
-    if not (_leading(start_dim, x) and _leading(end_dim, x)):
-        return None
-    return x.flatten(_from_front(start_dim, x), _from_front(end_dim, x))
-
-
-def unsqueeze(x: Tensor, dim: int) -> Tensor | None:
-    """Insert a dimension of size one, at any place before the hidden state's last dimension, in the streams x."""
-    position = dim if dim >= 0 else dim + x.ndim
-    return x.unsqueeze(position) if position <= x.ndim - 2 else None
-
-
-def squeeze(x: Tensor, *dims: Any, dim: int | None = None) -> Tensor | None:
-    """Remove the given dimensions of size one of the hidden state from the streams x."""
-    squeezed = _numbers(dims) if dim is None else (dim,)
-    if not squeezed or not all(_leading(dim, x) for dim in squeezed):
-        return None
-    return x.squeeze(tuple(_from_front(dim, x) for dim in squeezed))
-
-
-def roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor | None:
-    """Shift the streams x cyclically along dimensions of the hidden state, except its last one."""
-    rolled = dims if isinstance(dims, Sequence) else [] if dims is None else [dims]
-    if not rolled or not all(_leading(dim, x) for dim in rolled):
-        return None
-    return x.roll(shifts, [_from_front(dim, x) for dim in rolled])
-
-
 def getitem(x: Tensor, index: Any) -> Tensor | None:
     """Index the streams x in dimensions of the hidden state, except its last one."""
     parts = index if isinstance(index, tuple) else (index,)
@@ -99,7 +71,7 @@ def getitem(x: Tensor, index: Any) -> Tensor | None:
 
 
 def _beside(x: Tensor, other: Any) -> Any:
-    """Return a factor of the hidden state, reshaped to broadcast over the streams x; None if that is impossible."""
+    """Return a factor or term of the hidden state, reshaped to broadcast over the streams x; None if impossible."""
     if not isinstance(other, Tensor) or other.ndim <= 1:
         return other if not isinstance(other, Tensor) or other.ndim == 0 or other.shape[0] in (1, x.shape[-1]) else None
     shape = (*x.shape[:-2], x.shape[-1])
@@ -107,22 +79,14 @@ def _beside(x: Tensor, other: Any) -> Any:
     return other.unsqueeze(-2) if fits else None
 
 
-def mul(x: Tensor, other: Any) -> Tensor | None:
-    """Return the streams x times a number, or times a tensor that broadcasts to the hidden state."""
-    factor = _beside(x, other)
-    return None if factor is None else x * factor
+def _broadcast(function: Callable[[Tensor, Any], Tensor]) -> Operation:
+    """Return an operation of the streams and a number, or a tensor that broadcasts to the hidden state."""
 
+    def combine(x: Tensor, other: Any, **kwargs: Any) -> Tensor | None:
+        beside = _beside(x, other)
+        return None if beside is None or kwargs else function(x, beside)
 
-def div(x: Tensor, other: Any, **kwargs: Any) -> Tensor | None:
-    """Return the streams x divided by a number, or by a tensor that broadcasts to the hidden state."""
-    divisor = _beside(x, other)
-    return None if divisor is None or kwargs else x / divisor
-
-
-def shift(x: Tensor, other: Any) -> Tensor | None:
-    """Return the streams x plus a number or a bias [d]; this is not a residual addition."""
-    term = _beside(x, other)
-    return None if term is None else x + term
+    return combine
 
 
 def clone(x: Tensor, **_: Any) -> Tensor:
@@ -147,20 +111,22 @@ def _dropout(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 # The operations by name; a `StreamStep.name` is one of these names, "add", or "module" with the module's name.
 OPERATIONS: dict[str, Operation] = {
     "clone": clone,
-    "div": div,
+    "div": _broadcast(operator.truediv),
     "dropout": _dropout,
-    "flatten": flatten,
+    "flatten": _rearrange("flatten", lambda ndim, start_dim=0, end_dim=-1: _leading(ndim, start_dim, end_dim)),
     "getitem": getitem,
     "layer_norm": _normalise(F.layer_norm),
-    "mul": mul,
-    "permute": permute,
+    "mul": _broadcast(operator.mul),
+    "permute": _rearrange("permute", lambda ndim, *dims: _numbers(dims)[-1] in (-1, ndim - 1)),
     "reshape": reshape,
     "rms_norm": _normalise(F.rms_norm),
-    "roll": roll,
-    "shift": shift,
-    "squeeze": squeeze,
-    "transpose": transpose,
-    "unsqueeze": unsqueeze,
+    "roll": _rearrange(
+        "roll", lambda ndim, shifts, dims=None: _leading(ndim, *_numbers((() if dims is None else dims,)))
+    ),
+    "shift": _broadcast(operator.add),  # a number or a bias [d], which is not a residual addition
+    "squeeze": _rearrange("squeeze", lambda ndim, *dims, dim=(): _leading(ndim, *_numbers(dims or (dim,)))),
+    "transpose": _rearrange("transpose", lambda ndim, dim0, dim1: _leading(ndim, dim0, dim1)),
+    "unsqueeze": _rearrange("unsqueeze", lambda ndim, dim: -ndim <= dim + 1 <= ndim and dim != -1),
 }
 # Operations that a layer may apply only for some data types; they are not steps of a plan.
 TYPE_CHANGES: dict[str, Callable[..., Tensor]] = {"clamp": torch.clamp, "to": Tensor.to}
