@@ -10,10 +10,6 @@ A kind of read or write with n logits repeats them along the rows (read) or the 
 that one formula serves all kinds. The derivatives are in docs/derivations/kernels.md.
 """
 
-# Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
-# ruff: noqa: RUF005
-# mypy: disable-error-code="assignment"
-
 import triton
 import triton.language as tl
 

@@ -194,10 +194,6 @@ def padded(logits: int) -> int:
 
 
 @functools.cache
-def _multiprocessors(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
-def multiprocessors(tensor: Tensor) -> int:
-    """Return the number of multiprocessors of a CUDA tensor's device, and 2 for Triton's interpreter."""
-    return _multiprocessors(tensor.device.index) if tensor.is_cuda else 2
+def multiprocessors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a CUDA device, and 2 for Triton's interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2

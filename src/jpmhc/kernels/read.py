@@ -10,10 +10,6 @@ The derivative begins with the logits' gradient, which the streams' gradient nee
 twice: for the streams' gradient and for partial sums of the weight's gradient. Names end in shapes, see device.py.
 """
 
-# Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
-# ruff: noqa: RUF005
-# mypy: disable-error-code="assignment"
-
 import functools
 from collections.abc import Callable
 
@@ -418,7 +414,7 @@ def _differentiate_streams(
         launcher, width = _streams_launcher(spec, x.dtype, operand, stored_streams, grad is not None)
         slices, chunk = ceil_div(spec.d, width), 256
         # Many tokens per program, which loads its weights once, but enough programs to keep all processors busy.
-        while chunk > 64 and slices * ceil_div(tokens, chunk) < 16 * multiprocessors(x):
+        while chunk > 64 and slices * ceil_div(tokens, chunk) < 16 * multiprocessors(x.device):
             chunk //= 2
         grid = (slices, ceil_div(tokens, chunk))
         launcher.launch(grid, x, grad, grad_h, prepared, coef, scaled, level_and_along, grad_x, tokens, chunk)
@@ -557,7 +553,7 @@ def differentiate_read(
     width, height, parts, widened = x.shape[-2] * spec.d, padded(spec.logits), ceil_div(tokens, 32), operand != x.dtype
     weight_launcher, block = _weight_launcher(spec, x.dtype, operand, width)
     slices = ceil_div(width, _weight_columns(operand, width))
-    splits = max(1, min(2 * multiprocessors(x) // slices, ceil_div(tokens, block)))
+    splits = max(1, min(2 * multiprocessors(x.device) // slices, ceil_div(tokens, block)))
     chunk = ceil_div(ceil_div(tokens, splits), block) * block
     splits = ceil_div(tokens, chunk)
     layout = (

@@ -11,14 +11,14 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from jpmhc.kernels.driver import PackedLaunches, can_launch_directly
-from jpmhc.kernels.launch import BufferPart, Launcher, interception
+from jpmhc.kernels.launch import BufferPart, Extent, Launcher, interception
 
 Launch = tuple[Launcher, tuple[int, ...], list[Any]]  # a kernel, its grid and its arguments
 
@@ -145,11 +145,12 @@ def make_recording(tape: _Tape, tensors: list[Tensor], results: Any) -> "Recordi
             if argument is None or isinstance(argument, int):
                 given.append(argument)
                 continue
-            part = isinstance(argument, BufferPart)
-            address = (argument.buffer if part else argument).data_ptr()
-            if address not in indices:
+            buffer, extent = argument, None
+            if isinstance(argument, BufferPart):
+                buffer, extent = argument.buffer, argument.extent
+            if buffer.data_ptr() not in indices:
                 return None
-            given.append(Source(indices[address], argument if part else None))
+            given.append(Source(indices[buffer.data_ptr()], extent))
         launches.append((launcher, grid, given))
     return Recording(tape.allocated, launches, returned, several, tensors[0])
 
@@ -160,12 +161,11 @@ def _are_same(one: Tensor, other: Tensor) -> bool:
     return same_memory and one.shape == other.shape and one.stride() == other.stride()
 
 
-class Source:
-    """The origin of a kernel's argument: a tensor that the step got or allocated, or a part of such a tensor."""
+class Source(NamedTuple):
+    """The origin of a kernel's argument: the index of a tensor that the step got or allocated, and the part of it."""
 
-    def __init__(self, index: int, part: BufferPart | None) -> None:
-        self.index = index
-        self.extent = None if part is None else part.extent
+    index: int
+    extent: Extent | None  # None: the whole tensor
 
     @property
     def offset(self) -> int:
@@ -175,10 +175,7 @@ class Source:
     def find(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the argument as a tensor, from the tensors that the step got and allocated."""
         tensor = tensors[self.index]
-        if self.extent is None:
-            return tensor
-        start, size, dtype = self.extent
-        return tensor[start : start + size].view(dtype)
+        return tensor if self.extent is None else BufferPart(tensor, self.extent, 0).tensor()
 
 
 class Recording:

@@ -2,7 +2,7 @@
 
 import functools
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 STREAMS = (2, 4, 8)
@@ -35,28 +35,27 @@ class Spec:
 
     mixer: Any
     d: int
-    norm: str
-    eps: float
-    read: str
-    write: str
-    temperature: float
-    post_norm: bool
-    scale: float
-    read_eps: float
-    write_peak: float
-    write_eps: float
+    norm: str = "layer"
+    eps: float = 1e-6
+    read: str = "softmax"
+    write: str = "softmax"
+    temperature: float = 1.0
+    post_norm: bool = False
+    scale: float = 1.0
+    read_eps: float = 0.0
+    write_peak: float = 2.0
+    write_eps: float = 0.0
     n: int = field(init=False)
     key: str = field(init=False)
     cache_key: str = field(init=False)  # read by Triton; it changes with the source of the mixer's functions
 
     def __post_init__(self) -> None:
         form = self.mixer
-        settings = (self.d, self.norm, self.eps, self.read, self.write, self.temperature, self.post_norm, self.scale)
-        gates = (self.read_eps, self.write_peak, self.write_eps)
+        settings = [getattr(self, one.name) for one in fields(self) if one.init and one.name != "mixer"]
         shape = (form.streams, form.logits, form.rows, form.columns, form.constants)
         functions = (form.entries, form.mix, form.derivative)
         sources = [getattr(f, "cache_key", f"{f.fn.__module__}.{f.fn.__qualname__}") for f in functions]
-        text = repr((settings, gates, shape, [f"{f.fn.__module__}.{f.fn.__qualname__}" for f in functions]))
+        text = repr((settings, shape, [f"{f.fn.__module__}.{f.fn.__qualname__}" for f in functions]))
         object.__setattr__(self, "n", form.streams)
         object.__setattr__(self, "key", hashlib.sha256(text.encode()).hexdigest()[:16])
         object.__setattr__(self, "cache_key", repr((text, sources)))
@@ -93,27 +92,16 @@ _SPECS: dict[str, Spec] = {}
 
 
 @functools.cache
-def make_spec(
-    mixer: Any,
-    d: int,
-    norm: str = "layer",
-    eps: float = 1e-6,
-    read: str = "softmax",
-    write: str = "softmax",
-    temperature: float = 1.0,
-    post_norm: bool = False,
-    scale: float = 1.0,
-    read_eps: float = 0.0,
-    write_peak: float = 2.0,
-    write_eps: float = 0.0,
-) -> Spec | str:
-    """Return the record of a connection, or one sentence that says why the kernels cannot run the connection."""
+def make_spec(mixer: Any, d: int, *settings: str | float, **named: str | float) -> Spec | str:
+    """Return the `Spec` with these fields, or one sentence that says why the kernels cannot run such a connection."""
     if mixer.streams not in STREAMS:
         return f"the kernels take {', '.join(map(str, STREAMS))} streams, not {mixer.streams}"
     if d % 8 or not 8 <= d <= MAX_DIM:
         return f"the kernels take a dim that is a multiple of 8 between 8 and {MAX_DIM}, not {d}"
-    numbers = (float(scale), float(read_eps), float(write_peak), float(write_eps))
-    return Spec(mixer, d, norm, float(eps), read, write, float(temperature), bool(post_norm), *numbers)
+    # Equal arguments give one record, and 1 equals 1.0: the kernels get every number as a float.
+    given = [float(value) if type(value) is int else value for value in settings]
+    given_by_name = {name: float(value) if type(value) is int else value for name, value in named.items()}
+    return Spec(mixer, d, *given, **given_by_name)  # type: ignore[arg-type]
 
 
 def find_spec(key: str) -> Spec:

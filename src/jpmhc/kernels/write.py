@@ -16,10 +16,6 @@ link's gradient. The read's derivative multiplies grad z by Hᵀ in the kernel t
 link (`pull`), the write's derivative multiplies grad z by Hᵀ.
 """
 
-# Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
-# ruff: noqa: RUF005
-# mypy: disable-error-code="assignment"
-
 import functools
 
 import torch

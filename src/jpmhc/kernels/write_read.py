@@ -15,10 +15,6 @@ The derivative runs the read's derivative and then the write's, or computes the 
 follow from it in one kernel (`_write_read_backward`). Names end in shapes, see device.py.
 """
 
-# Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
-# ruff: noqa: RUF005
-# mypy: disable-error-code="assignment,misc,var-annotated"
-
 import functools
 
 import torch

@@ -1,9 +1,5 @@
 """The Cayley transform for the fused kernels, exact or by the paper's iteration; `TritonForm` describes m, h and F."""
 
-# Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
-# ruff: noqa: RUF005
-# mypy: disable-error-code="assignment"
-
 import triton
 import triton.language as tl
 

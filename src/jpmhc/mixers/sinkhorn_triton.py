@@ -1,9 +1,5 @@
 """Sinkhorn–Knopp for the fused kernels; `TritonForm` describes the arguments m, h, grad and F."""
 
-# Triton's compiler knows no starred tuples, and mypy no tuples that grow in a loop.
-# ruff: noqa: RUF005
-# mypy: disable-error-code="assignment"
-
 import triton
 import triton.language as tl
 
