@@ -21,7 +21,6 @@ from jpmhc.kernels.device import (
     store_logits,
 )
 from jpmhc.kernels.launch import (
-    BufferPart,
     Launcher,
     aligned,
     count_tokens,
@@ -117,7 +116,7 @@ def _decode(
 
 @functools.cache
 def _launcher(
-    spec: Spec, dtype: torch.dtype, stored_streams: int, writes: bool, per_token: bool, delayed: bool = False
+    spec: Spec, dtype: torch.dtype, stored_streams: int, writes: bool, per_token: bool, delayed: bool
 ) -> Launcher:
     height = padded(spec.logits)
     tile = TILE // 2 if spec.norm == "layer" else TILE  # a layer norm keeps a second sum for each number
@@ -132,38 +131,18 @@ def are_few(tokens: int) -> bool:
     return 0 < tokens <= MOST_TOKENS
 
 
-def _allocate_between(tokens: int, bias: Tensor, spec: Spec) -> list[BufferPart]:
-    """Return memory for the logits, the norm's statistics and the sums of the weight's rows."""
-    layout = tuple((tokens * size, torch.float32) for size in (spec.logits, 2, padded(spec.logits)))
-    return split_buffer(make_buffer(layout, bias), layout)
+def decode(
+    x: Tensor, weight: Tensor, bias: Tensor, spec: Spec, h: Tensor, coef: Tensor, y: Tensor | None = None,
+    old: Tensor | None = None, out: Tensor | None = None, delayed: bool = False,
+) -> None:  # fmt: skip
+    """Read few tokens' streams: store the sublayer's input in h [..., d] and the coefficients in `coef` [T, n(n+2)].
 
-
-def read(x: Tensor, weight: Tensor, bias: Tensor, spec: Spec, h: Tensor, coef: Tensor) -> None:
-    """Read few tokens' streams: store the sublayer's input in h [..., d] and the coefficients in `coef` [T, n(n+2)]."""
-    tokens = count_tokens(x, spec.d)
-    logits, stats, sums = _allocate_between(tokens, bias, spec)
-    launcher = _launcher(spec, x.dtype, x.shape[-2], False, False)
-    launcher.launch((tokens,), x, x, x, x, aligned(weight), bias, logits, stats, coef, h, sums, tokens)
-
-
-def write_read(
-    x: Tensor,
-    y: Tensor,
-    old: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    following: Spec,
-    delayed: bool,
-    out: Tensor,
-    h: Tensor,
-    coef: Tensor,
-) -> None:
-    """Write y to the streams with the coefficients `old`, and read the new streams for the next connection.
-
-    Store the new streams in `out` [..., n, d], and the results of `read` in h and `coef`. With `delayed`, h is read
-    with the read weights in `old`.
+    With y, first write y to the streams with the coefficients `old`, store the new streams in `out` [..., n, d], and
+    read these. With `delayed`, h is read with the read weights in `old`.
     """
-    tokens = count_tokens(x, following.d)
-    logits, stats, sums = _allocate_between(tokens, bias, following)
-    launcher = _launcher(following, x.dtype, x.shape[-2], True, old.shape[0] == tokens, delayed)
-    launcher.launch((tokens,), x, y, old, out, aligned(weight), bias, logits, stats, coef, h, sums, tokens)
+    tokens = count_tokens(x, spec.d)
+    layout = tuple((tokens * size, torch.float32) for size in (spec.logits, 2, padded(spec.logits)))
+    logits, stats, sums = split_buffer(make_buffer(layout, bias), layout)
+    launcher = _launcher(spec, x.dtype, x.shape[-2], y is not None, old is not None and len(old) == tokens, delayed)
+    written = (x, x, x) if y is None else (y, old, out)
+    launcher.launch((tokens,), x, *written, aligned(weight), bias, logits, stats, coef, h, sums, tokens)

@@ -216,28 +216,24 @@ def _load_mixer_logits(base, mask, S: tl.constexpr):
 
 
 @triton.jit
-def _store_coefficients(coef_TC, token, inside, r_TN, w_TN, h_TNN, N: tl.constexpr):
+def constrain_tokens(logits_TK, coef_TC, token, inside, S: tl.constexpr):
+    """Compute the coefficients r, w and H from the logits in memory, and store them."""
+    logits = (logits_TK + token * S.logits)[:, None, None]
+    mask = inside[:, None, None]
+    r_TNN = tl.load(logits + _gate_entries(2, S)[None, :, :], mask=mask, other=0.0)
+    v_TNN = tl.load(logits + _gate_entries(1, S)[None, :, :], mask=mask, other=0.0)
+    F: tl.constexpr = S.mixer
+    m, _, _ = _load_mixer_logits(logits, mask, S)
+    h_TNN = F.mix(m, F)
+    r_TN = _read_weights(r_TNN, S)
+    w_TN = _write_weights(v_TNN, S)
+    N: tl.constexpr = S.n
     i = tl.arange(0, N)
     base = coef_TC + token * (N * (N + 2))
     tl.store(base[:, None] + i[None, :], r_TN, mask=inside[:, None])
     tl.store(base[:, None] + N + i[None, :], w_TN, mask=inside[:, None])
     entries = 2 * N + i[:, None] * N + i[None, :]
     tl.store(base[:, None, None] + entries[None, :, :], h_TNN, mask=inside[:, None, None])
-
-
-@triton.jit
-def constrain_tokens(logits_TK, coef_TC, token, inside, S: tl.constexpr):
-    """Compute the coefficients r, w and H from the logits in memory, and store them."""
-    base = (logits_TK + token * S.logits)[:, None, None]
-    mask = inside[:, None, None]
-    r_TNN = tl.load(base + _gate_entries(2, S)[None, :, :], mask=mask, other=0.0)
-    v_TNN = tl.load(base + _gate_entries(1, S)[None, :, :], mask=mask, other=0.0)
-    F: tl.constexpr = S.mixer
-    m, _, _ = _load_mixer_logits(base, mask, S)
-    h_TNN = F.mix(m, F)
-    r_TN = _read_weights(r_TNN, S)
-    w_TN = _write_weights(v_TNN, S)
-    _store_coefficients(coef_TC, token, inside, r_TN, w_TN, h_TNN, S.n)
 
 
 @triton.jit

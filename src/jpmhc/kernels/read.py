@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jpmhc.kernels import decode
+from jpmhc.kernels.decode import are_few, decode
 from jpmhc.kernels.device import (
     centre_moments,
     constrain_tokens,
@@ -234,8 +234,8 @@ def _forward(
     x, bias = aligned(x), aligned(bias)
     tokens = count_tokens(x, spec.d)
     h, _, coef, buffer = results = allocate(x, weight, bias, spec, keeps)
-    if weight is not None and not keeps and decode.are_few(tokens):
-        decode.read(x, weight, bias, spec, h, coef)
+    if weight is not None and not keeps and are_few(tokens):
+        decode(x, weight, bias, spec, h, coef)
         return results
     layout = layout_of_read(x, weight, bias, spec)
     logits, stats, prepared, sums = split_buffer(make_buffer(layout, x) if buffer is None else buffer, layout)

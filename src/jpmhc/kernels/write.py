@@ -159,48 +159,32 @@ def _forward(x: Tensor, y: Tensor, coef: Tensor, spec: Spec, mean: bool) -> Tens
 
 
 def _allocate_gradients(
-    x: Tensor, y: Tensor, coef: Tensor, grad_out: Tensor, spec: Spec, mean: bool, pull: bool
+    x: Tensor, y: Tensor, coef: Tensor, grad_out: Tensor, spec: Spec, mean: bool, pull: bool, overwrite: bool = False
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    # Without a post-norm and a mean, grad z is the gradient of the write's result.
-    first = x.shape if pull else (*y.shape[:-1], spec.n, spec.d) if spec.post_norm or mean else None
-    return None if first is None else x.new_empty(first), y.new_empty(y.shape), coef.new_empty(coef.shape)
+    first = None  # without a post-norm and a mean, grad z is the gradient of the write's result
+    if pull:
+        first = x.new_empty(x.shape)
+    elif spec.post_norm or mean:
+        first = grad_out if overwrite else x.new_empty((*y.shape[:-1], spec.n, spec.d))
+    return first, y.new_empty(y.shape), coef.new_empty(coef.shape)
 
 
-@replayed
-def _backward(
-    x: Tensor, y: Tensor, coef: Tensor, grad_out: Tensor, spec: Spec, mean: bool, pull: bool
+def differentiate_write(
+    x: Tensor, y: Tensor, coef: Tensor, grad_out: Tensor, spec: Spec, mean: bool, pull: bool, overwrite: bool = False
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Return the gradients of the streams, of y and of the coefficients.
 
     Without `pull` the first result is grad z, the gradient of z = H x + w ⊗ y, or None if grad z equals `grad_out`.
-    """
-    x, y, grad = aligned(x), aligned(y), aligned(grad_out)
-    gradients = _allocate_gradients(x, y, coef, grad, spec, mean, pull)
-    return differentiate_write(x, y, coef, grad, spec, mean, pull, *gradients)
-
-
-def differentiate_write(
-    x: Tensor,
-    y: Tensor,
-    coef: Tensor,
-    grad: Tensor,
-    spec: Spec,
-    mean: bool,
-    pull: bool,
-    grad_x: Tensor | None,
-    grad_y: Tensor,
-    grad_coef: Tensor,
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Compute the gradients of x, y and the coefficients into `grad_x`, `grad_y` and `grad_coef`, and return them.
-
-    If all tokens share one row of coefficients, their gradient is a new tensor, and `grad_coef` is unused.
+    If all tokens share one row of coefficients, their gradient is one row, too.
 
     Args:
-        grad: The gradient of the write's result.
+        grad_out: The gradient of the write's result.
         mean: Whether the result is the mean of the new streams.
-        pull: Whether `grad_x` gets the gradient of x; otherwise it gets grad z.
-        grad_x: Memory for the gradient. It may be `grad` without `pull`, and None if grad z equals `grad`.
+        pull: Whether the first result is the gradient of x instead of grad z.
+        overwrite: Whether grad z may be stored in `grad_out`, which needs the shape of z.
     """
+    x, y, grad = aligned(x), aligned(y), aligned(grad_out)
+    grad_x, grad_y, grad_coef = _allocate_gradients(x, y, coef, grad, spec, mean, pull, overwrite)
     tokens = count_tokens(x, spec.d)
     per_token = coef.shape[0] == tokens
     if not per_token:
@@ -211,4 +195,4 @@ def differentiate_write(
     return grad_x, grad_y, grad_coef if per_token else grad_coef.sum(0, keepdim=True)
 
 
-write = Pass("write", _forward, _backward, _allocate, _allocate_gradients)
+write = Pass("write", _forward, replayed(differentiate_write), _allocate, _allocate_gradients)

@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from jpmhc.kernels import decode
 from jpmhc.kernels import read as reading
+from jpmhc.kernels.decode import are_few, decode
 from jpmhc.kernels.device import (
     centre_moments,
     load_coefficient,
@@ -64,10 +64,8 @@ def _opaque(value, COMPILED: tl.constexpr):
     layout of the tensor cores, instead of converting them. The interpreter does not have the instruction.
     """
     if COMPILED:
-        if value.dtype.primitive_bitwidth == 16:
-            return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=2)
-        else:
-            return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=1)
+        PACK: tl.constexpr = 32 // value.dtype.primitive_bitwidth  # values per register
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, is_pure=False, pack=PACK)
     else:
         return value
 
@@ -339,7 +337,7 @@ def _differentiate_both(
 
 def one_kernel_decodes(tokens: int, spec: Spec) -> bool:
     """Return whether the decoding kernel applies: few tokens, no gradients, and no post-norm of the write."""
-    return not torch.is_grad_enabled() and not spec.post_norm and decode.are_few(tokens)
+    return not torch.is_grad_enabled() and not spec.post_norm and are_few(tokens)
 
 
 def _allocate(
@@ -375,8 +373,8 @@ def _forward(
     x, y, bias = aligned(x), aligned(y), aligned(bias)
     tokens, stored_streams, width = count_tokens(x, spec.d), x.shape[-2], spec.n * spec.d
     h, _, out, new, buffer = results = _allocate(x, y, coef, weight, bias, spec, following, delayed, keeps)
-    if not keeps and not spec.post_norm and decode.are_few(tokens):
-        decode.write_read(x, y, coef, weight, bias, following, delayed, out, h, new)
+    if not keeps and not spec.post_norm and are_few(tokens):
+        decode(x, weight, bias, following, h, new, y, coef, out, delayed)
         return results
     layout = reading.buffer_layout(tokens, width, x.dtype, following)
     logits, stats, prepared, sums = split_buffer(make_buffer(layout, x) if buffer is None else buffer, layout)
@@ -438,9 +436,7 @@ def _backward(
         grad, grad_weight, grad_bias = reading.differentiate_read(out, weight, bias, read_by, *given)
         if grad_out is not None:
             grad += grad_out
-        first = torch.empty_like(x) if pull else grad if spec.post_norm else None
-        gradients = first, torch.empty_like(y), coef.new_empty(coef.shape)
-        written, grad_y, grad_coef = differentiate_write(x, y, coef, grad, spec, False, pull, *gradients)
+        written, grad_y, grad_coef = differentiate_write(x, y, coef, grad, spec, False, pull, overwrite=True)
         grad_x = grad if written is None else written
     assert grad_weight is not None
     if delayed and grad_h is not None:  # after the write's gradients, which set the read weights' to zero
