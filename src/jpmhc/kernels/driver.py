@@ -10,7 +10,10 @@ import functools
 import re
 import struct
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
 
 _FORMATS = {"i32": "i", "i64": "q", "fp32": "f"}  # {Triton's type: `struct`'s format}; pointers are "P"
 
@@ -25,7 +28,7 @@ def _driver() -> Callable[..., int]:
 class DirectLaunch:
     """A compiled kernel and a buffer for its arguments. One thread at a time may use it."""
 
-    def __init__(self, compiled: Any) -> None:
+    def __init__(self, compiled: "CompiledKernel") -> None:
         types = list(compiled.src.signature.values())
         # Triton compiles None, and 1 for some arguments, as constants.
         self.runtime_arguments = [k for k, kind in enumerate(types) if kind != "constexpr"]
@@ -74,7 +77,7 @@ class PackedLaunches:
 
     def __init__(
         self,
-        kernels: list[Any],
+        kernels: "list[CompiledKernel]",
         grids: list[tuple[int, ...]],
         arguments: list[list[tuple[str, int | None]]],
         pointers: int,
@@ -128,7 +131,7 @@ def count_kernel_parameters(ptx: str) -> int:
     return 0 if head is None else head.group(1).count(".param")
 
 
-def can_launch_directly(compiled: Any) -> bool:
+def can_launch_directly(compiled: "CompiledKernel") -> bool:
     """Return whether `DirectLaunch` can launch a compiled kernel: it must use no clusters and no scratch memory."""
     metadata = compiled.metadata
     extras = ("global_scratch_size", "profile_scratch_size", "launch_cooperative_grid", "launch_pdl")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.compiler import CompiledKernel
 
 from jpmhc.kernels.driver import DirectLaunch, can_launch_directly
 from jpmhc.kernels.spec import Spec
@@ -42,10 +43,10 @@ class Launcher:
             type of the streams, and passes tensors that start at multiples of 16 bytes (`aligned`).
     """
 
-    def __init__(self, jit: Any, **constants: Any) -> None:
+    def __init__(self, jit: triton.JITFunction, **constants: Any) -> None:
         self.jit = jit
         self.constants = constants
-        self.compiled: dict[int, Any] = {}  # by device
+        self.compiled: dict[int, CompiledKernel] = {}  # by device
         self.direct: dict[tuple[int, int], DirectLaunch] = {}  # by device and thread, which share no buffer
 
     def launch(self, grid: tuple[int, ...], *arguments: Any) -> None:
