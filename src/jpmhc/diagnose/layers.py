@@ -139,7 +139,10 @@ class StreamStatistics:
 
 
 def measure_streams(calls: Sequence[LayerCall]) -> StreamStatistics:
-    """Compute the statistics of a chain of connections; the skips do not include a norm after the write."""
+    """Compute the statistics of a chain of connections.
+
+    The write weights and skips are the connections' own: a norm after the write is not multiplied into them.
+    """
     n = calls[0].streams
     reads, writes, skips = zip(*(_read_coefficients(call) for call in calls))
     total = skips[0].reshape(-1, n, n)

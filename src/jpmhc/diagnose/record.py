@@ -223,7 +223,10 @@ def find_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def longest_chain(calls: Sequence[LayerCall]) -> list[LayerCall]:
-    """Return the longest series of calls with gradients in which each call gets the previous call's streams."""
+    """Return the longest series of calls in which each call gets the streams that the previous call returned.
+
+    Calls whose output requires no gradient are left out. Of equally long series, the last one is returned.
+    """
     runs: list[list[LayerCall]] = []
     for call in calls:
         linked = runs and runs[-1] and _same(runs[-1][-1].after, call.before)

@@ -57,9 +57,10 @@ class TritonForm:
 
 @functools.cache
 def make_form(name: str, streams: int, logits: int, rows: int, columns: int, **constants: Hashable) -> TritonForm:
-    """Return the `TritonForm` with the functions of `jpmhc.mixers.NAME_triton`; one object for equal arguments.
+    """Return the `TritonForm` with the functions of `jpmhc.mixers.NAME_triton`, where NAME is `name`.
 
-    The number of columns is rounded up to a power of two. The functions find the constants in `F.constants`.
+    Equal arguments return the same object. The number of columns is rounded up to a power of two. The functions get the
+    form as their argument `F`, and read `constants` as `F.constants`.
     """
     columns = 1 << (columns - 1).bit_length()
     functions = importlib.import_module(f"jpmhc.mixers.{name}_triton")

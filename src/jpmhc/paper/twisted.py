@@ -39,14 +39,14 @@ _CHUNK = 2**22
 
 
 class Factors(NamedTuple):
-    r"""The layers' factors $x = Y^\top Y$ with $Y = A + \sigma W$, stored as the matrices in their self-energies
-    $\Sigma_x$ and $\Sigma_y$.
+    r"""The layers' factors $x = Y^\top Y$ with $Y = A + \sigma X$ and noise X: A, $\sigma^2$, and the matrices P and Q
+    that describe the noise.
 
-    The resolvent of x is M, and $M_y$ is the block of Y's output in the inverse of the linearisation (the block matrix
-    of $z$, $Y$ and $Y^\top$). $\Sigma_y = \sigma^2 \alpha P_y$ with $\alpha = \langle Q_x, M \rangle$ and $\Sigma_x =
-    \sigma^2 \beta P_x$ with $\beta = \langle Q_y, M_y \rangle$, where $\langle Q, M \rangle = \mathrm{Tr}\, Q M$. For
-    isotropic noise the P are $I$ and the Q are $I/n$; for the block, $P_x = Q_x = r r^\top$ and $P_y = Q_y = w w^\top$.
-    All fields are complex.
+    The self-energies are $\Sigma_y = \sigma^2 \alpha P_y$ with $\alpha = \langle Q_x, M \rangle$, and $\Sigma_x =
+    \sigma^2 \beta P_x$ with $\beta = \langle Q_y, M_y \rangle$, where $\langle Q, M \rangle = \mathrm{Tr}\, Q M$. M is
+    the resolvent of x, and $M_y$ is the block of Y's output in the inverse of the linearisation (the block matrix of
+    $z$, $Y$ and $Y^\top$). For isotropic noise, every P is $I$ and every Q is $I/n$. For a network with read vectors r
+    and write vectors w, $P_x = Q_x = r r^\top$ and $P_y = Q_y = w w^\top$. All fields are complex.
     """
 
     skip: Tensor  # A. [L, n, n]

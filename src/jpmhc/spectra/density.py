@@ -151,7 +151,10 @@ class Density:
         return float(np.interp(threshold, s, cumulative, left=cumulative[0]))
 
     def condition(self, tail: float = 0.01) -> float:
-        """Return a condition number: the ratio of the quantiles at `1 - tail` and at `tail`."""
+        """Return a condition number: the ratio of the singular values at the quantiles `1 - tail` and `tail`.
+
+        The result is infinite if the smaller singular value lies below the grid.
+        """
         if checks.non_negative_number(tail, "tail") >= 0.5:
             raise ValueError(f"tail must be below 0.5, not {tail:g}")
         low = self.quantile(tail)

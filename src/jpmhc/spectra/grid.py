@@ -66,9 +66,12 @@ def upper_bound(network: Network) -> float:
 def find_grid(
     network: Network, transform: Transform, eta: float | None, relative_eta: float
 ) -> tuple[Tensor, Solution]:
-    r"""Return the grid of a density, ascending squared singular values [P], and a rough solution from the search.
+    r"""Return a density's grid of ascending squared singular values, and the solution at all points of the search.
+
+    The grid is [P]. The search solves its points with a low accuracy.
 
     Args:
+        transform: The function that computes the Cauchy transform.
         eta: A fixed smoothing; None for $\eta$ proportional to x.
         relative_eta: $\eta / x$ if `eta` is None.
     """

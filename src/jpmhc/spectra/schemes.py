@@ -66,12 +66,14 @@ class Anderson(Iteration["_Mixing"]):
 
     Attributes:
         history: The number of stored differences of iterates, 5 as in the paper.
-        long_history: The largest number of stored differences after `grows_after` iterations. Near zero, if the density
-            is unbounded there, or with much noise in many layers, g(x) - x hardly changes along more directions than a
-            short history spans.
+        long_history: The largest number of stored differences after `grows_after` iterations; more than `history` are
+            stored only up to half the number of unknowns. A short history is too short if g(x) - x hardly changes along
+            many directions. This happens for z near zero if the density is unbounded there, and for networks of many
+            layers with much noise.
         grows_after: The number of iterations after which the history grows.
         step_length: The $\beta$ of the step to $(1-\beta) x + \beta g(x)$; one for an undamped step.
-        patience: A row ends when its smallest residual has not fallen by a tenth in this many iterations.
+        patience: The iteration of a point stops without convergence when the point's smallest residual has not fallen
+            by a tenth in this many iterations.
 
     >>> Anderson(history=10).history
     10

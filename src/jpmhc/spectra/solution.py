@@ -113,7 +113,10 @@ class Solution:
     hardest_layer: Tensor | None = None
 
     def why_unconverged(self) -> str:
-        """Return a sentence with the number of unconverged points, their largest residual, and `hardest_layer`."""
+        """Return a sentence with the number of unconverged points and their largest residual.
+
+        If `hardest_layer` is not None, the sentence also names the layer that is the hardest most often.
+        """
         lost = ~self.converged
         worst = float(self.residual[lost].max())
         text = f"{int(lost.sum())} of {lost.numel()} points did not converge (residual up to {worst:.1e})"

@@ -39,11 +39,12 @@ def _is_no_container(value: object) -> bool:
     return not isinstance(value, dict | list | tuple)
 
 
-class SumOfStates(torch.autograd.Function):
-    """An identity on the streams x [..., n, d], of which `state` [..., d] is the mean.
+class GradientThroughState(torch.autograd.Function):
+    """Return the streams x [..., n, d] unchanged, and send part of their gradient through their mean, `state` [..., d].
 
-    In the backward pass, the mean of the streams' gradients flows through `state`, so that code that uses the hidden
-    state sees the gradient.
+    In the backward pass, `state` gets the sum of the streams' gradients, so that code that uses the hidden state sees a
+    gradient. x gets the streams' gradients minus their mean. Because `state` is the mean of x, the total gradient of x
+    is the same as without this function.
     """
 
     @staticmethod
@@ -150,9 +151,10 @@ class Chain:
         return plan.with_entering(args, kwargs, entering)
 
     def end(self, layer: nn.Module, args: Args, kwargs: Kwargs, output: Any) -> Any:
-        """Return a layer's output with its `Streams` object as a tensor (a hook after the layer).
+        """Return a layer's output with the `Streams` object in it replaced by a tensor (a hook after the layer).
 
-        The tensor is the streams [..., n, d], or after the last layer the hidden state [..., d].
+        After the last layer, the tensor is the hidden state [..., d]. After the other layers, it is the result of
+        `send`: the streams [..., n, d], or their mean outside a call of the owner.
         """
         plan = connections_of(layer).plan
         streams = leaving_streams(layer, plan, output)
@@ -177,7 +179,7 @@ class Chain:
         anchor = None
         if self.gives_states and x.requires_grad:
             anchor = reduce_streams(x)
-            x = SumOfStates.apply(x, anchor)
+            x = GradientThroughState.apply(x, anchor)
         if called:
             self.calls.sent.append((StorageWeakRef(x.untyped_storage()), anchor))
         return x

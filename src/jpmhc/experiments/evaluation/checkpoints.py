@@ -307,9 +307,9 @@ def rebuild_task(checkpoint: Checkpoint, choices: Choices, display: Display) -> 
 
 
 def require_votes(checkpoint: Checkpoint, lack: str) -> None:
-    """Raise a ValueError if the checkpoint's task does not vote.
+    """Raise a ValueError unless variants vote on the answers in the checkpoint's task.
 
-    The message contains `lack`, the name of the missing thing, such as "no votes to pool".
+    The message says that the checkpoint has `lack`, such as "no votes to pool".
     """
     if not checkpoint.config.task.votes:
         raise ValueError(f"{checkpoint.path} has {lack}: in its task, no variants vote on the answer")

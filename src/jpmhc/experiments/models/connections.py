@@ -257,8 +257,15 @@ def _count_parameters_as_the_paper(connection: HyperConnection, counted: Counted
             "mixer_form=counted is for coefficients that all depend on the token: leave mixer_dynamic on, and "
             "mixer_frames dynamic"
         )
-    settings = (usual.dim, usual.mixer, usual.norm, usual.read, usual.write, usual.temperature, True, usual.favoured)
-    connection.map = CountedMap(counted, *settings, usual.bias.device, eps=usual.eps)
+    connection.map = CountedMap(
+        counted,
+        *(usual.dim, usual.mixer, True, usual.favoured, usual.bias.device),
+        norm=usual.norm,
+        read=usual.read,
+        write=usual.write,
+        temperature=usual.temperature,
+        eps=usual.eps,
+    )
 
 
 class CountedMap(CoefficientMap):

@@ -318,7 +318,11 @@ class RecursiveModel(nn.Module):
 
 
 def refill_rows(carry: Carry, inputs: Tensor, labels: Tensor, identifiers: Tensor) -> Carry:
-    """Return a carry with new puzzles in the halted rows; `halted` stays set: the next step resets their states."""
+    """Return the carry with new tokens, labels and identifiers in the halted rows.
+
+    The arguments have new puzzles for all rows; only those for halted rows are used. The flag `halted` stays set, so
+    that the next step resets the states of these rows.
+    """
     fresh = carry.halted
     return carry._replace(
         inputs=torch.where(fresh[:, None], inputs, carry.inputs),

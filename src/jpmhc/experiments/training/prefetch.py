@@ -49,7 +49,7 @@ def minimum_steps(seed: int, step: int, rows: np.ndarray, probability: float, ma
 
 
 def make_batch(task: Task, config: TrainConfig, rows: range, step: int) -> tuple[Batch, Tensor]:
-    """Return the training rows with the numbers `rows` in a step's batch, and the rows' `minimum_steps`."""
+    """Return a part of a step's batch: the rows numbered `rows`, and the result of `minimum_steps` for each row."""
     numbers, model = np.asarray(rows), config.model
     minimum = minimum_steps(config.seed, step, numbers, model.halt_exploration, model.halt_max_steps)
     return task.examples(step * config.batch + numbers), torch.from_numpy(minimum)
